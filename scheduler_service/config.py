@@ -24,7 +24,7 @@ from splitserve_tracing.trace_config import TraceConfig
 
 # -- Options about callers -------------------------------------------------------------------------
 
-SAFE_URLS = "https://..., or http:// to this machine alone"
+SAFE_URLS = "https://..., or http:// to a loopback address"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,13 @@ class CallersConfig:
         config = cls(_path(values["api_keys"]), _path(values["tenants"]), _tokens(values))
         if config.tenants is not None and not config.knows_callers:
             raise ValueError(
-                "--tenants is given without --api-keys and --jwt-issuer: as long as tenants are "
-                "what callers say they are, limits hold nobody"
+                "--tenants is given without --api-keys and --jwt-issuer: "
+                "unauthenticated callers could choose any tenant"
             )
         if config.tenants is not None and values["tenant_weights"] is not None:
-            raise ValueError("--tenant-weights and --tenants exclude each other; the file has them")
+            raise ValueError(
+                "--tenant-weights and --tenants exclude each other; set weights in the tenants file"
+            )
         return config
 
 
@@ -102,7 +104,7 @@ def _tokens(values: Mapping[str, Any]) -> TokensConfig | None:
         raise ValueError("--jwt-issuer is given without --jwt-audience")
     if keys is None and not is_safe_url(issuer):
         raise ValueError(
-            f"--jwt-issuer is {issuer!r}; allowed: {SAFE_URLS}, or with --jwt-keys any"
+            f"--jwt-issuer is {issuer!r}; allowed: {SAFE_URLS}, or any URL with --jwt-keys"
         )
     if keys is not None and "://" in keys and not is_safe_url(keys):
         raise ValueError(f"--jwt-keys is {keys!r}; allowed: a file, {SAFE_URLS}")
@@ -223,8 +225,8 @@ def _security(values: Mapping[str, Any], *, knows_callers: bool) -> Security:
     if values["listen"] == values["cluster_listen"]:
         if values["tls_client_ca"]:
             raise SecurityUnusable(
-                "--tls-client-ca goes with a --cluster-listen of its own; "
-                "at one address for all it is --tls-ca that asks for certificates"
+                "--tls-client-ca requires a separate --cluster-listen; "
+                "if both share one address, --tls-ca verifies the clients"
             )
         security = replace(security, client_tls=security.identity.tls)
     # Callers are identified by certificates, or by credentials if TLS keeps these secret.
@@ -265,7 +267,7 @@ def _tenant_weights(text: str) -> dict[str, float]:
     for part in filter(None, text.split(",")):
         tenant, separator, number = part.rpartition("=")
         if tenant.strip() in weights:
-            raise ValueError(f"--tenant-weights: {tenant.strip()!r} has two weights; allowed: one")
+            raise ValueError(f"--tenant-weights has {tenant.strip()!r} twice; allowed: once")
         try:
             weights[tenant.strip()] = weight = float(number)
         except ValueError as error:
@@ -276,6 +278,4 @@ def _tenant_weights(text: str) -> dict[str, float]:
 
 
 def _bad_weights(part: str) -> ValueError:
-    return ValueError(
-        f"--tenant-weights: {part!r} is not allowed; it takes NAME=WEIGHT, the weight above 0"
-    )
+    return ValueError(f"--tenant-weights has {part!r}; allowed: NAME=WEIGHT with a weight above 0")

@@ -165,7 +165,7 @@ class Driver:
             ):
                 pass  # for watchers only
             case effects.SendStep():
-                raise AssertionError("a step is sent where its batch is kept")
+                raise AssertionError("SendStep is handled before the other effects")
             case _:
                 assert_never(effect)
 
@@ -281,8 +281,8 @@ class Driver:
         _log.info("stream_not_read number=%d num_bytes=%d", stream.number, num_bytes)
         error = DomainError(
             "STREAM_NOT_READ",
-            f"the stream held {num_bytes} bytes that were not read; allowed: "
-            f"{self._config.max_unread_bytes}, and {_NUM_UNREAD_STREAMS} times that in all streams",
+            f"the stream has {num_bytes} unread bytes; allowed: {self._config.max_unread_bytes}, "
+            f"and {_NUM_UNREAD_STREAMS} times that in all streams together",
         )
         stream.outbox.close(error)
         # Not now: the tokens of this step have still to be delivered to other streams.

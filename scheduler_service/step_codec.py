@@ -202,11 +202,13 @@ def _decode_counts(result: executor.StepResult, num_rows: int) -> Int32Array:
     Raises ValueError if the column is no valid list of offsets.
     """
     if len(result.sampled_offsets) > _I32.itemsize * (num_rows + 1):
-        raise ValueError(f"sampled_offsets are {len(result.sampled_offsets)} bytes")
+        raise ValueError(
+            f"sampled_offsets has {len(result.sampled_offsets)} bytes for {num_rows} rows"
+        )
     offsets = np.frombuffer(result.sampled_offsets, "<i4")
     counts: Int32Array = np.diff(offsets)
     if offsets[0] != 0 or np.count_nonzero(counts < 0):
-        raise ValueError("sampled_offsets do not rise from 0 on")
+        raise ValueError("sampled_offsets does not start at 0 or decreases")
     return counts
 
 
@@ -396,7 +398,9 @@ class ScoreColumns(Mapping[int, list[ScoredToken]]):
         if lengths != {len(self._ranks)}:
             raise ValueError(f"columns of scores have different lengths: {sorted(lengths)}")
         if len(self._top_ids) != self._offsets[-1] or len(self._top_logprobs) != self._offsets[-1]:
-            raise ValueError(f"{len(self._top_ids)} alternatives, offsets {self._offsets[-1]}")
+            raise ValueError(
+                f"{len(self._top_ids)} alternatives; top_offsets ends at {self._offsets[-1]}"
+            )
         self._order: npt.NDArray[np.intp] = np.argsort(rows, kind="stable")
         self._rows: Int32Array = rows[self._order]
 
@@ -431,5 +435,5 @@ def _checked_offsets(offsets: Int32Array, count: int) -> Int32Array:
     if count == 0 and len(offsets) == 0:
         return np.zeros(1, np.int32)
     if len(offsets) != count + 1 or offsets[0] != 0 or np.any(np.diff(offsets) < 0):
-        raise ValueError(f"top_offsets do not delimit {count} things")
+        raise ValueError(f"top_offsets does not delimit {count} scores")
     return offsets

@@ -199,7 +199,7 @@ class EventFile:
         num_bytes = self._file.write(line) or 0
         self._is_torn = num_bytes != len(line)
         if self._is_torn:
-            raise OSError(errno.ENOSPC, "only a part was written")
+            raise OSError(errno.ENOSPC, "only part of the line was written")
 
     def close(self) -> None:
         """Closes the file."""
@@ -211,12 +211,12 @@ class EventFile:
 
     def _is_current(self) -> bool:
         """Returns whether the open file is still the file at the path."""
-        ours = os.fstat(self._file.fileno())
+        opened = os.fstat(self._file.fileno())
         try:
-            there = self._path.stat()
+            current = self._path.stat()
         except FileNotFoundError:
             return False
-        return (ours.st_dev, ours.st_ino) == (there.st_dev, there.st_ino)
+        return (opened.st_dev, opened.st_ino) == (current.st_dev, current.st_ino)
 
 
 def _line(fields: Mapping[str, object]) -> bytes:

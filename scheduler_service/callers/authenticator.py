@@ -125,7 +125,7 @@ _REASON = "CALLER_UNKNOWN"
 
 def missing() -> DomainError:
     """Returns the refusal of a call without a credential."""
-    return DomainError(_REASON, "a credential is needed, and none was given")
+    return DomainError(_REASON, "a credential is required")
 
 
 def not_valid() -> DomainError:
@@ -143,10 +143,10 @@ def expired() -> DomainError:
 
 def no_tenant(claim: str) -> DomainError:
     """Returns the refusal of a genuine token without a tenant; its issuer must add `claim`."""
-    return DomainError(_REASON, f"the token has no claim {claim!r} that names a tenant")
+    return DomainError(_REASON, f"the token has no claim {claim!r} with a valid tenant name")
 
 
 def too_many_strangers(retry_delay_s: float) -> DomainError:
     """Returns the refusal of a token that was not verified, after too many invalid tokens."""
-    message = "too many tokens that are nobody's are shown; this one was not looked at, try again"
+    message = "too many invalid tokens; this token was not verified, retry later"
     return DomainError("QUOTA_EXCEEDED", message, retry_delay_s=retry_delay_s)

@@ -30,11 +30,11 @@ def fetch_keys_of(issuer: str) -> bytes:
     url = issuer.rstrip("/") + _WELL_KNOWN
     try:
         document = parse_json(fetch(url))
-        said, keys_url = document["issuer"], document["jwks_uri"]
+        found_issuer, keys_url = document["issuer"], document["jwks_uri"]
     except (ValueError, KeyError, TypeError) as error:
-        raise CannotFetch(f"{url}: is no configuration of OpenID Connect") from error
-    if said != issuer:
-        raise CannotFetch(f"{url}: is that of the issuer {str(said)[:200]!r}; allowed: {issuer!r}")
+        raise CannotFetch(f"{url}: not an OpenID Connect configuration") from error
+    if found_issuer != issuer:
+        raise CannotFetch(f"{url}: issuer is {str(found_issuer)[:200]!r}; allowed: {issuer!r}")
     if not isinstance(keys_url, str) or not is_safe_url(keys_url):
         raise CannotFetch(f"{url}: jwks_uri is {str(keys_url)[:200]!r}; allowed: {SAFE_URLS}")
     return fetch(keys_url)
@@ -47,15 +47,15 @@ def fetch(url: str) -> bytes:
             content: bytes = response.read(_MAX_BYTES + 1)
     except urllib.error.HTTPError as error:
         error.close()
-        raise CannotFetch(f"{url}: answers {error.code}") from error
+        raise CannotFetch(f"{url}: HTTP status {error.code}") from error
     except TimeoutError as error:
-        raise CannotFetch(f"{url}: takes too long; allowed: {_TIMEOUT_S:g} s") from error
+        raise CannotFetch(f"{url}: timed out; allowed: {_TIMEOUT_S:g} s") from error
     except urllib.error.URLError as error:
         raise CannotFetch(f"{url}: {error.reason}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise CannotFetch(f"{url}: {error or type(error).__name__}") from error
     if len(content) > _MAX_BYTES:
-        raise CannotFetch(f"{url}: is too large; allowed: {_MAX_BYTES} bytes")
+        raise CannotFetch(f"{url}: too large; allowed: {_MAX_BYTES} bytes")
     return content
 
 
@@ -135,7 +135,7 @@ def hurried_opener(
     def left_s() -> float:
         left_s = ends_at_s - now_s()
         if left_s <= 0:
-            raise TimeoutError("it takes too long")
+            raise TimeoutError("timed out")
         return left_s
 
     return urllib.request.build_opener(

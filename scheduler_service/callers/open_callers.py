@@ -154,7 +154,7 @@ def _tokens(config: TokensConfig) -> tuple[Refreshed[TokenKeys], Callable[[str],
         try:
             return parse_token_keys(content)
         except ValueError as error:
-            raise CannotFetch(f"the keys of {config.issuer}: {error}") from error
+            raise CannotFetch(f"keys of {config.issuer}: {error}") from error
 
     fetched = Fetched(NO_TOKEN_KEYS, fetch_keys)
     return fetched, TokenVerifier(rules, fetched, fetched.want).identify

@@ -92,7 +92,7 @@ class Quotas:
             delay_s, name, value = max(refusals)
             raise DomainError(
                 "QUOTA_EXCEEDED",
-                f"tenant {tenant!r} has used up {name} {value:g}; again in {delay_s:g} s",
+                f"tenant {tenant!r} has used up {name} {value:g}; retry in {delay_s:g} s",
                 retry_delay_s=delay_s,
                 limit=name,
             )

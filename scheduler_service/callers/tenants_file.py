@@ -97,7 +97,7 @@ def _limits(base: TenantLimits, where: str, table: object) -> TenantLimits:
 
 def _table(where: str, table: object) -> dict[str, Any]:
     if not isinstance(table, dict):
-        raise ValueError(f"{where} is no table; allowed: [{where}] with a line for each field")
+        raise ValueError(f"{where} is not a table; allowed: [{where}] with one line per field")
     return table
 
 
@@ -131,7 +131,7 @@ _WEIGHT: _Field = (_is_weight, f"a number from {1 / _MAX_WEIGHT:f} to {_MAX_WEIG
 _RATE: _Field = (_is_rate, f"a number above 0, to {_MAX_COUNT}")
 _PRIORITY: _Field = (_is_priority, f"an integer from {-_MAX_PRIORITY} to {_MAX_PRIORITY}")
 _COUNT: _Field = (_is_count, f"an integer from 1 to {_MAX_COUNT}")
-_PATTERNS: _Field = (_are_patterns, "a list of texts that are not empty")
+_PATTERNS: _Field = (_are_patterns, "a list of non-empty strings")
 # Check of each field, and the text about its allowed values.
 _FIELDS: Mapping[str, _Field] = MappingProxyType(
     {

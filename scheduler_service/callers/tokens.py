@@ -241,17 +241,17 @@ def parse_token_keys(content: bytes) -> TokenKeys:
     Keys that do not verify signatures are left out, as RFC 7517 has it.
     """
     if len(content) > MAX_SET_BYTES:
-        raise ValueError(f"is too large; allowed: {MAX_SET_BYTES} bytes")
+        raise ValueError(f"too large; allowed: {MAX_SET_BYTES} bytes")
     try:
         document = parse_json(content)
     except ValueError as error:
-        raise ValueError(f"is not valid JSON: {error}") from error
+        raise ValueError(f"not valid JSON: {error}") from error
     entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list) or len(entries) > _MAX_KEYS:
-        raise ValueError(f"is no JWK set; allowed: an object whose `keys` are at most {_MAX_KEYS}")
+        raise ValueError(f"not a JWK set; allowed: an object with at most {_MAX_KEYS} `keys`")
     keys = tuple(key for key in map(_key, entries) if key is not None)
     if not keys:
-        raise ValueError(f"has no key that verifies signatures; allowed: {', '.join(_KINDS)}")
+        raise ValueError(f"no key for verifying signatures; allowed: {', '.join(_KINDS)}")
     return TokenKeys(keys)
 
 

@@ -44,8 +44,8 @@ class Applicants:
         if address in self._pending or len(self._pending) >= MAX_PENDING_JOINS:
             raise DomainError(
                 "REGISTRY_BUSY",
-                f"{len(self._pending)} registrations wait for an answer of their executors, "
-                f"allowed: {MAX_PENDING_JOINS}, one for each address",
+                f"{len(self._pending)} registrations are pending; "
+                f"allowed: {MAX_PENDING_JOINS}, one per address",
                 retry_delay_s=_BUSY_RETRY_S,
             )
         self._pending.add(address)

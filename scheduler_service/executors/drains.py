@@ -95,7 +95,7 @@ class Drains:
         if drain is None:
             return False
         if drain.is_own_wish:
-            raise DomainError("EXECUTOR_LEAVES", f"the executor at {address} is about to end")
+            raise DomainError("EXECUTOR_LEAVES", f"the executor at {address} is shutting down")
         del self._drains[address]
         self.welcome(address)
         drain.end(Drained(num_moved, is_undone=True))
@@ -124,7 +124,7 @@ class Drains:
             raise DomainError(
                 "EXECUTOR_DRAINED",
                 f"executor_epoch {info.executor_epoch} at {info.address} was drained; "
-                "a process that is started anew is taken",
+                "restart the process to register it again",
             )
 
     def _end_life(self, info: executor.ExecutorInfo) -> None:

@@ -30,7 +30,7 @@ _MAX_FRUITLESS_CALLS = 10
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 MAX_TOKENIZER_FILES = 64
 _MAX_SHOWN_CHARS = 80
-_CLOSED = "its link is closed"
+_CLOSED = "the link is closed"
 _SERVICE = executor.DESCRIPTOR.services_by_name["ExecutorService"]
 
 _log = logging.getLogger(__name__)
@@ -189,7 +189,9 @@ class ExecutorLink:
             )
         except grpc.aio.AioRpcError as error:
             if failure_of(error).reason == "MODEL_NOT_READY":
-                raise ExecutorRestarted("a new life of it loads its model") from error
+                raise ExecutorRestarted(
+                    "the executor restarted and is loading its model"
+                ) from error
             raise ExecutorLost(f"{error.code().name}: {error.details()}") from error
         except grpc.aio.UsageError as error:
             raise ExecutorLost(_CLOSED) from error
@@ -208,7 +210,7 @@ class ExecutorLink:
         """
         info = await self.get_info(self._config.reconnect_timeout_s)
         if info.executor_epoch != self.info.executor_epoch:
-            raise ExecutorRestarted("it has restarted")
+            raise ExecutorRestarted("the executor restarted")
 
     async def tokenizer_files(self) -> dict[str, bytes]:
         """Fetches the tokenizer files; empty if the executor has none. Raises ExecutorLost.
@@ -230,7 +232,7 @@ class ExecutorLink:
                 num_bytes += len(chunk.data) + len(chunk.file_name)
                 if num_bytes > MAX_TOKENIZER_BYTES or len(files) > MAX_TOKENIZER_FILES:
                     raise ExecutorLost(
-                        f"its tokenizer has more than {MAX_TOKENIZER_BYTES} bytes or "
+                        f"the tokenizer has more than {MAX_TOKENIZER_BYTES} bytes or "
                         f"{MAX_TOKENIZER_FILES} files"
                     )
         except grpc.aio.AioRpcError as error:
@@ -252,7 +254,7 @@ class ExecutorLink:
                         yield result
                 problem = "the executor closed the stream"
             except _ConnectionCut:
-                problem = f"it answers over new connections only, for {SILENT_AFTER_S:g} s"
+                problem = f"no answer on this connection for {SILENT_AFTER_S:g} s, only on new ones"
                 await self._channel.close()
                 self._use(self._open_channel())
             except grpc.aio.AioRpcError as error:
@@ -261,7 +263,9 @@ class ExecutorLink:
             self._config.on_cut(True)
             await self._wait_until_alive(problem)
             self._config.on_cut(False)
-        raise ExecutorLost(f"its stream breaks before any result; last: {problem}")
+        raise ExecutorLost(
+            f"{_MAX_FRUITLESS_CALLS} streams ended without a result; last: {problem}"
+        )
 
     async def close(self) -> None:
         """Closes the channel."""
@@ -316,7 +320,7 @@ class ExecutorLink:
                 if state is PeerState.CUT:
                     raise _ConnectionCut
                 if state is PeerState.SILENT and may_give_up:
-                    raise ExecutorSilent(f"it has not answered for {SILENT_AFTER_S:g} s")
+                    raise ExecutorSilent(f"no answer for {SILENT_AFTER_S:g} s")
         finally:
             await watch.close()
 
@@ -360,7 +364,7 @@ class ExecutorLink:
         deadline = loop.time() + self._config.reconnect_timeout_s
         while True:
             if await is_refused(self._target):
-                raise ExecutorGone(f"{problem}; nobody listens at its address any more")
+                raise ExecutorGone(f"{problem}; the address now refuses connections")
             await asyncio.sleep(_RETRY_PAUSE_S)
             try:
                 await self.check_alive()
@@ -378,7 +382,7 @@ def _check_name(file_name: str) -> None:
         check_file_name(file_name)
     except ValueError as error:
         shown = printable(file_name[:_MAX_SHOWN_CHARS])
-        raise ExecutorLost(f"its tokenizer has a file named '{shown}': {error}") from error
+        raise ExecutorLost(f"the tokenizer has a file named '{shown}': {error}") from error
 
 
 # -- Probe of an address ---------------------------------------------------------------------------

@@ -144,7 +144,9 @@ class ExecutorSession:
             return False
         self._num_repeated += 1
         if self._num_repeated > MAX_REPEATED:
-            raise ExecutorLost(f"it broke the step contract: step {step_id} is answered for ever")
+            raise ExecutorLost(
+                f"broke the step contract: more than {MAX_REPEATED} repeated results in a row"
+            )
         _log.warning("step_answered_again address=%s step_id=%d", self.address, step_id)
         return True
 
@@ -154,7 +156,7 @@ class ExecutorSession:
         try:
             outcome = decode_result(result, num_rows)
         except ResultUnusable as error:
-            raise ExecutorLost(f"it broke the step contract: {error}") from error
+            raise ExecutorLost(f"broke the step contract: {error}") from error
         if outcome.status is not StepStatus.OK:
             _log.warning(
                 "step_not_executed step_id=%d status=%s error=%r",
@@ -276,8 +278,8 @@ class StepAlarm:
             case LivenessVerdict.GIVE_UP:
                 waited_s, allowed_s = self._watch.waited_s(now_ns), self._watch.allowed_s
                 self.give_up(
-                    f"its oldest step is not answered after {waited_s:.3g} s; "
-                    f"steps like it may take {allowed_s:.3g} s"
+                    f"no result of the oldest step after {waited_s:.3g} s; "
+                    f"allowed: {allowed_s:.3g} s"
                 )
                 return
             case LivenessVerdict.ASK:

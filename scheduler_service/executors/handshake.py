@@ -72,7 +72,7 @@ _DTYPES = "float32|bfloat16|float16"
 _KV_DTYPES = f"{_DTYPES}|float8_e4m3fn"
 _TEXTS = MappingProxyType(
     {
-        "model.name": (r"(?s).+", "a text that is not empty"),
+        "model.name": (r"(?s).+", "a non-empty string"),
         "model.digest": (r"[0-9a-f]{64}", "64 lower-case hexadecimal digits"),
         "model.dtype": (_DTYPES, _DTYPES),
         "model.kv_cache_dtype": (_KV_DTYPES, _KV_DTYPES),
@@ -171,27 +171,31 @@ def check_same(info: executor.ExecutorInfo, answer: executor.ExecutorInfo) -> No
     if info.executor_epoch != answer.executor_epoch:
         raise DomainError(
             "EXECUTOR_MISMATCH",
-            f"executor_epoch is {info.executor_epoch}; GetInfo at {info.address} says "
+            f"executor_epoch is {info.executor_epoch}; GetInfo at {info.address} reports "
             f"{answer.executor_epoch}: another executor answers there",
         )
-    for path, said, answered in _differences(info, answer):
-        shown = f"{answered!r}"[:_SHOWN_CHARS]
+    for path, registered, reported in _differences(info, answer):
+        shown = f"{reported!r}"[:_SHOWN_CHARS]
         raise DomainError(
             "EXECUTOR_MISMATCH",
-            f"{path} is {f'{said!r}'[:_SHOWN_CHARS]}; GetInfo at {info.address} says {shown}",
+            f"{path} is {f'{registered!r}'[:_SHOWN_CHARS]}; GetInfo at {info.address} reports "
+            f"{shown}",
         )
 
 
-def _differences(said: Any, answered: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:  # noqa: ANN401
+def _differences(one: Any, other: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:  # noqa: ANN401
     """Yields path and both values of each field that differs, except fields not to be compared."""
-    for field in said.DESCRIPTOR.fields:
-        one, other = getattr(said, field.name), getattr(answered, field.name)
-        if f"{prefix}{field.name}" in _NOT_COMPARED or one == other:
+    for field in one.DESCRIPTOR.fields:
+        path, values = (
+            f"{prefix}{field.name}",
+            (getattr(one, field.name), getattr(other, field.name)),
+        )
+        if path in _NOT_COMPARED or values[0] == values[1]:
             continue
-        if hasattr(one, "DESCRIPTOR"):
-            yield from _differences(one, other, f"{prefix}{field.name}.")
+        if hasattr(values[0], "DESCRIPTOR"):
+            yield from _differences(*values, f"{path}.")
         else:
-            yield f"{prefix}{field.name}", one, other
+            yield path, *values
 
 
 def _check_optional(info: executor.ExecutorInfo) -> None:
@@ -251,7 +255,7 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
     if max_num_seqs > max_num_batched_tokens:
         _log.warning(
             "rows_limited_by_tokens address=%s max_num_seqs=%d max_num_batched_tokens=%d:"
-            " a sequence without a token in a step would hold blocks for nothing",
+            " a sequence without a token in the step would hold blocks unused",
             info.address,
             max_num_seqs,
             max_num_batched_tokens,

@@ -189,7 +189,7 @@ class Membership:
             session = ExecutorSession(link, config, life, steps, scheduler_epoch, self._report)
             self._report(joined, None)
         except (ValueError, OverflowError, MemoryError, OSError) as error:
-            message = f"no scheduler can be made for it: {error}"
+            message = f"cannot create an engine for the executor: {error}"
             raise DomainError("EXECUTOR_INFO_INVALID", message) from error
         self._accepted_model = info.model
         self._lives.keep(info.address, life)
@@ -224,7 +224,7 @@ class Membership:
         except ExecutorLost as lost:
             raise DomainError("EXECUTOR_UNREACHABLE", f"{address}: {lost}") from lost
         if not is_draining:
-            message = f"GetInfo at {address} does not say that it drains"
+            message = f"GetInfo at {address} does not report draining"
             raise DomainError("EXECUTOR_MISMATCH", message)
         if self.sessions.get(address) is session:
             await self._drain(session, timeout_s, is_own_wish=True)
@@ -257,7 +257,7 @@ class Membership:
             self._report(events.ExecutorDraining(session.address), None)
         drained = await over
         if drained.is_undone:
-            message = f"the executor at {session.address} was taken back"
+            message = f"the drain of the executor at {session.address} was undone"
             raise DomainError("DRAIN_UNDONE", message)
         if session.task is not None:
             await asyncio.wait({session.task})
@@ -283,7 +283,7 @@ class Membership:
         except Exception:
             # A bug of ours costs this executor's requests a recompute, but the service goes on.
             _log.exception("engine_loop_failed address=%s", session.address)
-            self._lost(session, LossCause.DIED, "its engine loop failed")
+            self._lost(session, LossCause.DIED, "the engine loop failed")
         finally:
             await session.link.close()
 

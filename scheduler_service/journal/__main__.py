@@ -11,12 +11,12 @@ from scheduler_service.journal.replay import NOTHING, Difference, Report, replay
 from scheduler_service.journal.segment_file import JournalUnreadable
 
 _DESCRIPTION = """\
-Replays a journal of `splitserve scheduler --journal FILE`: a new scheduler is passed the events of
-the recorded one, and its decisions are compared with those recorded. Nothing is served or sent.
+Replays a journal of `splitserve scheduler --journal FILE`: feeds the recorded events to a new
+scheduler and compares its decisions with the recorded ones. Serves and sends nothing.
 """
 _EPILOG = """\
-exit code: 0 all decisions are the same; 1 one is not, the first such is shown; 2 the file cannot be
-read. FILE.1, which has what was before FILE, is a journal by itself.
+exit code: 0 all decisions are equal; 1 a decision differs, the first difference is printed; 2 the
+file cannot be read. FILE.1, which has the events before FILE, is a separate journal.
 """
 
 
@@ -46,8 +46,8 @@ def describe(path: Path, report: Report) -> str:
     ]
     if report.is_cut:
         lines.append(
-            f"the file ends in the middle of an entry, as its writer was killed or writes on: "
-            f"{report.num_events} events were complete"
+            f"the file ends in the middle of an entry, because its writer was killed or is still "
+            f"writing: {report.num_events} events were complete"
         )
     lines += ["identical"] if report.difference is None else _describe(report.difference)
     return "\n".join(lines) + "\n"

@@ -63,7 +63,7 @@ def load_state(data: bytes, kind: type[_Value]) -> _Value:
     except Exception as error:  # damaged bytes may raise anything
         raise CheckpointUnusable(f"{type(error).__name__}: {error}") from error
     if not isinstance(value, kind):
-        raise CheckpointUnusable(f"it holds a {type(value).__name__}")
+        raise CheckpointUnusable(f"contains a {type(value).__name__}; expected: {kind.__name__}")
     return value
 
 
@@ -99,8 +99,8 @@ def check_structure(recorded: str) -> None:
     """Raises CheckpointUnusable if `recorded` is not the structure of this build's scheduler."""
     if recorded != scheduler_structure():
         raise CheckpointUnusable(
-            f"a checkpoint of another build: the structure of its scheduler is "
-            f"{recorded or 'unknown'}, this software reads {scheduler_structure()}"
+            f"a checkpoint of another build: its scheduler structure is {recorded or 'unknown'}; "
+            f"this software reads {scheduler_structure()}"
         )
 
 
@@ -150,7 +150,7 @@ class _Unpickler(pickle.Unpickler):
         # Defined in that module, not imported by it.
         if isinstance(found, type | FunctionType) and found.__module__ == module_name:
             return found
-        raise pickle.UnpicklingError(f"{module_name}.{name} is not admitted")
+        raise pickle.UnpicklingError(f"{module_name}.{name} is not allowed in a checkpoint")
 
 
 def _is_pure(module_name: str) -> bool:
@@ -164,7 +164,7 @@ def _is_pure(module_name: str) -> bool:
 def restore_array(dtype: str, shape: tuple[int, ...], data: bytes) -> np.ndarray[Any, Any]:
     """Returns an array of numbers. Raises ValueError for another dtype or a wrong shape."""
     if dtype not in _NUMBERS:
-        raise ValueError(f"an array of {dtype}")
+        raise ValueError(f"array dtype {dtype} is not allowed in a checkpoint")
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
@@ -192,7 +192,7 @@ def restore_rows(
 
 def _reduce_array(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
     if array.dtype.str not in _NUMBERS:
-        raise pickle.PicklingError(f"an array of {array.dtype}")
+        raise pickle.PicklingError(f"array dtype {array.dtype} is not allowed in a checkpoint")
     return restore_array, (array.dtype.str, array.shape, array.tobytes())
 
 
@@ -219,7 +219,7 @@ def restore_method(owner: Any, name: str) -> Callable[..., Any]:  # noqa: ANN401
             if isinstance(found, FunctionType) and _is_pure(found.__module__):
                 return MethodType(found, owner)
             break
-    raise ValueError(f"a method {name} of {type(owner).__name__}")
+    raise ValueError(f"method {name} of {type(owner).__name__} is not allowed in a checkpoint")
 
 
 def _reduce_method(method: MethodType) -> tuple[Any, ...]:

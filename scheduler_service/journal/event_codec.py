@@ -76,7 +76,7 @@ def decode_event(entry: journal.JournalEntry) -> events.Event:
         case "executor_joined":
             return _decode_joined(entry.executor_joined)
     if name not in _PLAIN_NAMES:
-        raise ValueError(f"{name} is no event of a scheduler")
+        raise ValueError(f"{name} is not an event of a scheduler")
     kind, converters = _PLAIN_NAMES[name]
     event: events.Event = kind(**decode_fields(getattr(entry, name), converters))
     return event
@@ -90,7 +90,7 @@ def _encode_step_completed(
         message.result = received.result.SerializeToString()
         message.num_rows = received.num_rows
         return
-    assert not event.was_sent, "the outcome of a step that was sent was decoded from a message"
+    assert not event.was_sent, "a sent step needs its received result"
     message.unsent_step_id = event.outcome.step_id
 
 

@@ -232,8 +232,7 @@ class FileJournal:
         num_bytes = sum(FRAME_BYTES + len(entry) for entry in entries)
         if num_bytes > self._segment_bytes * _FULL_RATIO / 2:
             raise JournalTooSmall(
-                f"the state of the scheduler takes {num_bytes} bytes, a segment "
-                f"{self._segment_bytes}"
+                f"the scheduler state takes {num_bytes} bytes, a segment has {self._segment_bytes}"
             )
         self._file.rotate()
         for entry in entries:

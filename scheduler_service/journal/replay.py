@@ -105,7 +105,7 @@ def replay(path: Path, witness: ReplayObserver | None = None) -> Report:
 def _read_header(entries: Iterator[journal.JournalEntry]) -> journal.JournalHeader:
     entry = next(entries, None)
     if entry is None or not entry.HasField("header"):
-        raise JournalUnreadable("it does not begin as a journal does")
+        raise JournalUnreadable("not a journal: the first entry is not a header")
     version = entry.header.journal_version
     if version != JOURNAL_VERSION:
         raise JournalUnreadable(
@@ -129,7 +129,9 @@ def _begin(entry: journal.JournalEntry, witness: ReplayObserver | None) -> _Repl
             scheduler = load_state(checkpoint.scheduler, Scheduler)
             return _Replay(scheduler, Entries(checkpoint.executors), witness)
         case other:
-            raise ValueError(f"{other} comes before any scheduler")
+            raise ValueError(
+                f"the first event is {other}; allowed: scheduler_created, scheduler_checkpoint"
+            )
 
 
 class _Replay:
@@ -189,10 +191,10 @@ class _Replay:
             raised = FieldDifference("raised", recorded.raised, replayed.raised)
             return self._difference(recorded, None, number, raised, error_text)
         pairs = zip_longest(recorded.effects, replayed.effects, fillvalue=_NO_EFFECT)
-        for index, (ours, theirs) in enumerate(pairs):
-            field = find_difference(ours, theirs, f"effects[{index}]")
+        for index, (expected, replayed_effect) in enumerate(pairs):
+            field = find_difference(expected, replayed_effect, f"effects[{index}]")
             if field is not None:
-                effect = theirs if ours is _NO_EFFECT else ours
+                effect = replayed_effect if expected is _NO_EFFECT else expected
                 return self._difference(recorded, effect, number, field, error_text)
         return None
 
@@ -296,8 +298,8 @@ def _compare(recorded: Any, replayed: Any, name: str, path: str) -> FieldDiffere
 
 
 def _compare_items(recorded: Any, replayed: Any, name: str, path: str) -> FieldDifference | None:  # noqa: ANN401
-    for index, (ours, theirs) in enumerate(zip(recorded, replayed, strict=False)):
-        found = _compare(ours, theirs, name, f"{path}[{index}]")
+    for index, (item, replayed_item) in enumerate(zip(recorded, replayed, strict=False)):
+        found = _compare(item, replayed_item, name, f"{path}[{index}]")
         if found is not None:
             return found
     if len(recorded) == len(replayed):

@@ -180,7 +180,9 @@ def _encode_beam(beam: BeamState) -> journal.JournaledBeam:
 
 def _decode_search(message: journal.JournaledBeamSearch, request: Request) -> SearchState:
     if request.params.beam is None:
-        raise ValueError(f"request {request.request_id!r} has a search and is none")
+        raise ValueError(
+            f"request {request.request_id!r} has a beam search state without beam_search parameters"
+        )
     return SearchState(
         request.params.beam,
         request.params.n,

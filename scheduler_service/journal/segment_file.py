@@ -67,7 +67,7 @@ class SegmentFile:
     def _begin(self) -> BinaryIO:
         if self._path.exists():
             if not self._path.is_file():
-                raise OSError(errno.EINVAL, "it is no regular file")
+                raise OSError(errno.EINVAL, "not a regular file")
             make_private(self._path)
             self._path.replace(self.previous)
         # The file contains prompts, so only its owner may read it.
@@ -107,7 +107,7 @@ class SegmentReader:
             length, expected, frame_checksum = _FRAME.unpack(frame)
             if crc32(frame[: _CHECKED.size]) != frame_checksum:
                 if number == 0:
-                    raise JournalUnreadable("it does not begin as a journal of this format does")
+                    raise JournalUnreadable("not a journal of this format")
                 raise JournalUnreadable(_damaged(number, begins_at, "its length or checksum"))
             # The length can be trusted, because the checksum of the frame covers it.
             data = file.read(min(length, size - begins_at))
@@ -124,7 +124,7 @@ class SegmentReader:
 
 def _damaged(number: int, begins_at: int, what: str) -> str:
     return (
-        f"record {number} (from byte {begins_at}) is damaged: {what} changed after it was written, "
+        f"record {number} (from byte {begins_at}) is damaged: {what} changed after writing, "
         f"or a record before it is missing"
     )
 
@@ -137,7 +137,7 @@ def _decode(data: bytes, number: int) -> journal.JournalEntry:
     try:
         entry = journal.JournalEntry.FromString(data)
     except DecodeError as error:
-        raise JournalUnreadable(f"record {number} is no entry of a journal") from error
+        raise JournalUnreadable(f"record {number} is not a journal entry") from error
     entry.DiscardUnknownFields()
     if entry.ByteSize() != len(data):
         raise JournalUnreadable(

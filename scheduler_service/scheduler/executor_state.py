@@ -67,7 +67,7 @@ class ExecutorState:
 # A fault of the scheduler ends as few requests as possible.
 
 REASON = "INVARIANT_BROKEN"
-MESSAGE = "a fault of the scheduler; its log has the details"
+MESSAGE = "internal error of the scheduler; see its log for details"
 
 
 @dataclass(slots=True)

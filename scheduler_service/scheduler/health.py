@@ -228,11 +228,11 @@ class ExecutorHealth:
             for executor in self._find([life]):
                 yield from self._probe_over(executor, now_ns, is_passed=is_passed)
         for executor in self._find(self._breakers.to_open):
-            why = "its requests failed, and succeeded on other executors"
+            why = "requests that failed here succeeded on other executors"
             yield from self._withdraw(executor, now_ns, why)
         for executor in list(self._executors.values()):
             if executor.is_failing and not executor.is_withdrawn:
-                yield from self._withdraw(executor, now_ns, "it fails whatever it is given")
+                yield from self._withdraw(executor, now_ns, "all requests fail")
         yield from self._probe_those_due(now_ns)
 
     def _take_recovered(self) -> list[ExecutorState]:
@@ -339,7 +339,7 @@ class ExecutorHealth:
     def _give_up(self, executor: ExecutorState, now_ns: int) -> Iterator[HealthAction]:
         """Withdraws an executor that fails every request and a probe known to be computable."""
         if self._breakers.is_suspected(executor.life):
-            why = "it fails whatever it is given, and a request of the scheduler's own"
+            why = "all requests and the scheduler's probe fail"
             yield from self._withdraw(executor, now_ns, why)
 
     def _find_well(self, executor: ExecutorState) -> ExecutorState | None:

@@ -161,8 +161,8 @@ class Quarantine:
         is_all_explained = self._fleet.explain(request.request_id, now_ns)
         self._isolated.pop(request.request_id, None)
         message = (
-            f"{len(losses.in_succession)} executors were lost while they computed it, "
-            f"{losses.num_alone} of them with nothing else to compute"
+            f"{len(losses.in_succession)} executors in a row failed while computing this request, "
+            f"{losses.num_alone} of them without any other request"
         )
         request.fail_unscheduled(REASON, message)
         if is_all_explained:
@@ -305,6 +305,6 @@ MAX_OVERDUE = 32
 def end_overdue(request: Request, now_ns: int) -> Request:
     """Ends an overdue request with DEADLINE_UNREACHABLE; returns the request."""
     late_s = (now_ns - (request.scheduling.deadline_ns or 0)) / 1e9
-    message = f"it waited for an executor until {late_s:.3f} s after its deadline"
+    message = f"the request waited for an executor until {late_s:.3f} s after its deadline"
     request.fail_unscheduled("DEADLINE_UNREACHABLE", message)
     return request

@@ -95,7 +95,7 @@ _MAX_HEADS = 4
 _MAX_HEAD_EXECUTORS = 8
 QUEUE_FULL_RETRY_S = 1.0
 _ALONE = Assignment(AssignedFor.TRIED_ALONE)
-_DRAINED = "it was drained"
+_DRAINED = "the executor was drained"
 
 _Result = TypeVar("_Result")
 
@@ -288,7 +288,7 @@ class Scheduler:
         if not self.queue.has_place(request.scheduling.tenant, num_places):
             message = f"{len(self.queue)} requests wait; allowed: {num_places}"
             if len(self.queue) < num_places:
-                message += ", of which some are left to tenants that have fewer"
+                message += ", some of them reserved for tenants with fewer requests"
             raise DomainError("QUEUE_FULL", message, retry_delay_s=QUEUE_FULL_RETRY_S)
 
     # -- requests ------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ class Scheduler:
         engine = Engine(config, self.queue, event.last_step_id)
         known = self.executors.get(event.address)
         if known is not None:
-            self._remove(known, LossCause.DIED, "a new executor answers at its address")
+            self._remove(known, LossCause.DIED, "a new executor registered at this address")
         self.executors[event.address] = ExecutorState(
             event.address, event.epoch, config, engine, event.num_credits
         )
@@ -498,7 +498,7 @@ class Scheduler:
                 self.capabilities.check_fits(place.request)
             except DomainError as error:
                 within_s = self._config.executor_return_s
-                message = f"{error.message}; none that could came back within {within_s:g} s"
+                message = f"{error.message}; no suitable executor came back within {within_s:g} s"
                 place.request.fail_unscheduled(error.reason, message)
                 self._end(place.request)
 
@@ -582,7 +582,7 @@ class Scheduler:
                 self._judge(executor, event.outcome)
             events = self._apply(executor, event.outcome)
         except ContractBroken as broken:
-            why = f"it broke the step contract: {broken}"
+            why = f"broke the step contract: {broken}"
             self._remove(executor, LossCause.DIED, why)
             return
         except _EngineBroke:
@@ -756,7 +756,7 @@ class Scheduler:
             if self._broken:
                 executor = self._broken.pop()
                 if self.executors.get(executor.address) is executor:
-                    why = "its engine failed"
+                    why = "the scheduler's engine for this executor failed"
                     self._remove(executor, LossCause.BLAMELESS, why)
             elif self._health.is_due:
                 self._act_on_health()

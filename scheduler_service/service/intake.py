@@ -64,7 +64,7 @@ class Intake:
         To be called while the driver accepts requests. The cheapest checks come first.
         """
         config = self._cluster.served.largest_config
-        assert config is not None, "requests are accepted"
+        assert config is not None, "the driver accepts requests"
         tenant = self._tenant(message, caller)
         limits = self._callers.limits(tenant)
         self._check_model(message.model_digest, limits, tenant)
@@ -98,7 +98,8 @@ class Intake:
         check_model(limits, tenant, model.name)
         if digest and digest != model.digest:
             raise DomainError(
-                "MODEL_CHANGED", f"model_digest is {digest[:64]!r}; served is {model.digest}"
+                "MODEL_CHANGED",
+                f"model_digest is {digest[:64]!r}; the served model has {model.digest}",
             )
 
     def _decode(self, message: api.GenerateRequest, name: RequestName, tenant: str) -> Request:

@@ -81,5 +81,5 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
             async with asyncio.timeout(self._unread_s):
                 await context.write(frame)
         except TimeoutError:
-            message = f"a frame was not read for {self._unread_s:g} s; ask again to go on"
+            message = f"a frame was not read for {self._unread_s:g} s; call again to continue"
             raise DomainError("STREAM_NOT_READ", message) from None

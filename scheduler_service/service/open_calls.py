@@ -56,14 +56,13 @@ class OpenCalls:
 
 def _too_many_streams(tenant: str) -> DomainError:
     message = (
-        f"tenant {tenant!r} has {MAX_OPEN_STREAMS} Generate and Session streams open, as many as "
-        "it may"
+        f"tenant {tenant!r} has {MAX_OPEN_STREAMS} open Generate and Session streams, the maximum"
     )
     return DomainError("QUOTA_EXCEEDED", message, retry_delay_s=_RETRY_DELAY_S)
 
 
 def _too_many_tokenizers(owner: str) -> DomainError:
-    message = f"{owner} has {MAX_TOKENIZERS} GetTokenizer calls open, as many as it may"
+    message = f"{owner} has {MAX_TOKENIZERS} open GetTokenizer calls, the maximum"
     return DomainError("QUOTA_EXCEEDED", message, retry_delay_s=_RETRY_DELAY_S)
 
 

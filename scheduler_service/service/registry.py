@@ -74,12 +74,12 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
 
 
 def _busy(host: str) -> DomainError:
-    message = f"{MAX_PENDING_OF_A_HOST} registrations from {host} wait, as many as may"
+    message = f"{MAX_PENDING_OF_A_HOST} registrations from {host} are pending, the maximum"
     return DomainError("REGISTRY_BUSY", message, retry_delay_s=_BUSY_RETRY_S)
 
 
 def _too_many_leave(host: str) -> DomainError:
-    message = f"{MAX_LEAVING_OF_A_HOST} executors of {host} wait until they may go"
+    message = f"{MAX_LEAVING_OF_A_HOST} Leave calls from {host} are pending, the maximum"
     return DomainError("REGISTRY_BUSY", message, retry_delay_s=_BUSY_RETRY_S)
 
 
@@ -148,8 +148,8 @@ class ExecutorAddresses:
         origin = "this machine" if asking is None else str(asking)
         raise _refusal(
             address,
-            f"an executor that registers from {origin} may not be dialled there; allowed: "
-            f"{self._rules} (--executor-addresses)",
+            f"not allowed for an executor that registers from {origin}; allowed: {self._rules} "
+            "(--executor-addresses)",
         )
 
     async def _addresses(self, address: str, host: str) -> list[IpAddress]:
@@ -160,7 +160,7 @@ class ExecutorAddresses:
         try:
             return [read_ip(text) for text in await self._resolve(host)]
         except (OSError, ValueError) as error:
-            raise _refusal(address, "the name of its host cannot be resolved") from error
+            raise _refusal(address, "the host name cannot be resolved") from error
 
 
 def _address_of(peer: str) -> IpAddress | None:

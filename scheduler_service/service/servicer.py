@@ -43,8 +43,8 @@ _SUBMITTED_AT_ONCE = 8
 _FOR_OTHERS = frozenset({Scope.GATEWAY, Scope.TENANTS})
 
 _NO_TOKENIZER = (
-    "the executors offer no tokenizer: their checkpoint has no tokenizer.json, tokenizer.model,"
-    " vocab.json with merges.txt, or tekken.json that can be read"
+    "the executors offer no tokenizer: their checkpoint has no readable tokenizer.json,"
+    " tokenizer.model, vocab.json with merges.txt, or tekken.json"
 )
 
 _log = logging.getLogger(__name__)
@@ -283,7 +283,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> AsyncIterator[api.GetTokenizerResponse]:
         """Streams the tokenizer files in chunks of at most 64 KiB."""
         if (num_bytes := request.ByteSize()) > _MAX_TOKENIZER_REQUEST_BYTES:
-            message = f"it has {num_bytes} bytes; allowed: {_MAX_TOKENIZER_REQUEST_BYTES}"
+            message = f"the request has {num_bytes} bytes; allowed: {_MAX_TOKENIZER_REQUEST_BYTES}"
             raise DomainError("MESSAGE_TOO_LARGE", message)
         self._model_for(context)
         if not self._cluster.served.tokenizer_files:

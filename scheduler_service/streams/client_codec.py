@@ -203,7 +203,7 @@ def decode_resumed(message: api.GenerateRequest, params: SamplingParams) -> list
     if not message.resume_sequences and not message.resume_token_ids:
         return []
     if not params.is_streamed:
-        raise _unusable("a request whose tokens are not streamed has none to resume with")
+        raise _unusable("resume tokens are allowed only for requests whose tokens are streamed")
     if not message.resume_sequences:
         if params.num_sequences > 1:
             raise _unusable("resume_token_ids is for one sequence; use resume_sequences")

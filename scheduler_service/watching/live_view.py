@@ -100,7 +100,7 @@ class LiveView:
         `submissions`: those of unfinished requests, by request id.
         """
         if self._num_watchers >= MAX_WATCHERS:
-            message = f"{self._num_watchers} watch already; allowed: {MAX_WATCHERS}"
+            message = f"{self._num_watchers} calls watch already; allowed: {MAX_WATCHERS}"
             raise DomainError("TOO_MANY_WATCHERS", message, retry_delay_s=_RETRY_S)
         self._num_watchers += 1
         if self._watched is None:

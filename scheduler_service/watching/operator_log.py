@@ -140,13 +140,13 @@ class OperatorLog:
             _log.info("executor_drained address=%s", gone.address)
             self._audit.record(audit_events.ExecutorDrained(gone.address, gone.epoch))
             return
-        told = gone.address, len(gone.requests), gone.why
+        fields = gone.address, len(gone.requests), gone.why
         if gone.cause is LossCause.WITHDRAWN:
-            _log.error("executor_withdrawn address=%s num_requests=%d reason=%r", *told)
+            _log.error("executor_withdrawn address=%s num_requests=%d reason=%r", *fields)
             withdrawn = audit_events.ExecutorWithdrawn(gone.address, gone.epoch, len(gone.requests))
             self._audit.record(withdrawn)
             return
-        _log.warning("executor_lost address=%s num_requests=%d reason=%r", *told)
+        _log.warning("executor_lost address=%s num_requests=%d reason=%r", *fields)
         self._audit.record(audit_events.ExecutorLost(gone.address, gone.epoch, len(gone.requests)))
 
     def _engine_failed(self, failed: effects.EngineFailed) -> None:

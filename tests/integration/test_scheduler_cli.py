@@ -50,7 +50,7 @@ def test_scheduler_exits_with_2_when_an_option_is_wrong(
     ("flag", "path", "why"),
     [
         ("--journal", "/no/such/folder/journal", "No such file or directory"),
-        ("--journal", "/dev", "it is no regular file"),
+        ("--journal", "/dev", "not a regular file"),
         ("--audit-log", "/no/such/folder/audit", "No such file or directory"),
         ("--audit-log", "/dev", "Is a directory"),
     ],

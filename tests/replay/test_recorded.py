@@ -40,7 +40,7 @@ FOLDER = Path(__file__).parent
     [
         ("everything.journal", 0, "identical"),
         ("beam_of_width_1.fixed_at_5.journal", 1, "recorded: nothing\n  replayed: address"),
-        ("README.md", 2, "README.md: it does not begin as a journal of this format does"),
+        ("README.md", 2, "README.md: not a journal of this format"),
     ],
 )
 def test_replay_command_reports_by_its_exit_code(name: str, code: int, text: str) -> None:

@@ -249,7 +249,7 @@ class Engine:
         Changes no state. Raises ContractBroken.
         """
         if self.oldest_step_in_flight != outcome.step_id:
-            raise ContractBroken(f"a result for step {outcome.step_id}, which is not expected")
+            raise ContractBroken(f"unexpected result for step {outcome.step_id}")
         return self._checks.check(self._in_flight[0], outcome)
 
     # -- what a request costs here -----------------------------------------------------------------
@@ -340,7 +340,7 @@ class Engine:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise RuntimeError("a scheduler that has given its requests away was asked again")
+            raise RuntimeError("the engine is closed: it has released its requests")
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -414,10 +414,10 @@ class Engine:
         """
         self._check_open()
         if not self._in_flight or self._in_flight[0].step_id != outcome.step_id:
-            raise ContractBroken(f"a result for step {outcome.step_id}, which is not expected")
+            raise ContractBroken(f"unexpected result for step {outcome.step_id}")
         plan = self._in_flight[0]
         if plan.base_step_id is None and outcome.status is StepStatus.NEED_SNAPSHOT:
-            raise ContractBroken(f"step {plan.step_id} was a snapshot, and it wants a snapshot")
+            raise ContractBroken(f"NEED_SNAPSHOT for step {plan.step_id}, which was a snapshot")
         if outcome.status is StepStatus.OK:
             outcome = self._checks.check(plan, outcome)
         self._in_flight.popleft()

@@ -369,7 +369,7 @@ class RowColumns:
             drafts,
         )
         if (num_more := work.num_more_tokens) is not None:
-            assert samples is None, "a row may get several tokens that does not sample"
+            assert samples is None, "only sampling rows may get several tokens"
             for column in (self.num_computed, self.num_tokens, self.num_unsure):
                 column[row_ids] += num_more
         return work

@@ -55,7 +55,7 @@ class KeyOrder:
         deadline_ns, rank = request.scheduling.deadline_ns, rank_of(self._policy, request)
         queue = self._lasting
         if self._policy.refuses_late and deadline_ns is not None and expires(request):
-            assert rank[-2] == deadline_ns, "a policy that refuses late orders by deadline"
+            assert rank[-2] == deadline_ns, "a policy with refuses_late must order by deadline"
             queue = self._expiring
             self._by_deadline.add(request, _ONLY_LANE, (deadline_ns, request.arrival))
         queue.add(request, self._lanes.of(request), rank)

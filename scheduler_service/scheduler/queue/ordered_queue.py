@@ -45,7 +45,7 @@ class _Sorted(Generic[Item]):
         piece = min(bisect_left(self._lasts, key), len(self._lasts) - 1)
         keys = self._keys[piece]
         index = bisect_left(keys, key)
-        assert index == len(keys) or keys[index] != key, "two items with one key"
+        assert index == len(keys) or keys[index] != key, "duplicate key"
         keys.insert(index, key)
         self._items[piece].insert(index, item)
         self._lasts[piece] = keys[-1]

@@ -90,8 +90,8 @@ class BeamSearch:
         min_tokens: int = 0,
         stop_token_ids: frozenset[int] = frozenset(),
     ) -> None:
-        assert 1 <= n <= params.width, "n is in [1, width]"
-        assert max_tokens >= 1, "there is at least one token to choose"
+        assert 1 <= n <= params.width, f"n is {n}; allowed: 1 to {params.width}"
+        assert max_tokens >= 1, f"max_tokens is {max_tokens}; allowed: 1 or more"
         self._params = params
         self._n = n
         self._max_tokens = max_tokens
@@ -157,7 +157,7 @@ class BeamSearch:
         whole vocabulary. Raises ValueError if the number of `candidates` differs from that of the
         live beams.
         """
-        assert not self.is_finished, "the search is finished"
+        assert not self.is_finished, "the beam search is finished"
         continuations = self._rank_continuations(candidates)
         self._num_tokens += 1
         width = self._params.width

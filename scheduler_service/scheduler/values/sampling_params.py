@@ -138,7 +138,9 @@ class SamplingParams(SamplingValues):
         if self.min_tokens > 0:
             raise _invalid(f"min_tokens is {self.min_tokens}; allowed with a grammar: 0")
         if not eos_token_ids:
-            raise _invalid("grammar is given; this model has no end-of-sequence token to end it")
+            raise _invalid(
+                "grammar is set; this model has no end-of-sequence token to end the output"
+            )
 
     def check_samplable(self, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
         """Raises DomainError(SAMPLING_PARAMS_INVALID) if no first token can be sampled."""

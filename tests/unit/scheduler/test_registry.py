@@ -114,7 +114,7 @@ async def test_executor_is_dialled_where_it_registers_from(
         ("169.254.169.254:80", (), "registers from 10.1.0.7 may not be dialled there"),
         ("127.0.0.1:50051", (), "allowed: the address that it registers from"),
         ("inside:50052", ("10.1.0.8",), "(--executor-addresses)"),
-        ("unknown:50052", (), "the name of its host cannot be resolved"),
+        ("unknown:50052", (), "the host name cannot be resolved"),
         ("unix:/run/docker.sock:1", (), "cannot be resolved"),
         ("dns://1.2.3.4/10.1.0.7:1", (), "cannot be resolved"),
     ],
@@ -152,7 +152,7 @@ async def test_executor_is_refused_when_its_lookup_is_slow() -> None:
         return ["10.1.0.7"]
 
     addresses = ExecutorAddresses(AddressRules(), Resolver(look_up, timeout_s=0.01))
-    with pytest.raises(DomainError, match="the name of its host cannot be resolved"):
+    with pytest.raises(DomainError, match="the host name cannot be resolved"):
         await addresses.target("slow:50052", PEER)
     # Whoever needs no name does not wait for that one.
     assert await addresses.target("10.1.0.7:50052", PEER) == "10.1.0.7:50052"

@@ -45,7 +45,9 @@ def test_authority_of_clients_is_refused_when_there_is_one_address(
     certificates: Certificates, addresses: tuple[str, ...]
 ) -> None:
     client_ca = f"--tls-client-ca={certificates.files('scheduler').ca}"
-    with pytest.raises(SecurityUnusable, match="--tls-client-ca goes with a --cluster-listen"):
+    with pytest.raises(
+        SecurityUnusable, match="--tls-client-ca requires a separate --cluster-listen"
+    ):
         _security(*addresses, *certificates.flags("scheduler"), client_ca)
 
 
@@ -91,7 +93,7 @@ def test_executors_are_not_known_by_keys_of_clients(certificates: Certificates) 
 
 @pytest.mark.parametrize("weights", ["a=-1", "a=0", "b=2,a=nan", "a=inf", "a", "3"])
 def test_tenant_weights_are_refused_when_one_is_none(weights: str) -> None:
-    with pytest.raises(ValueError, match="NAME=WEIGHT, the weight above 0"):
+    with pytest.raises(ValueError, match="NAME=WEIGHT with a weight above 0"):
         _security(f"--tenant-weights={weights}")
 
 

@@ -72,7 +72,7 @@ class PrefixCache:
         """
         status = sequence.request.status
         assert status in (RequestStatus.ABSENT, RequestStatus.WAITING), (
-            "its hashes are another engine's"
+            "the request is in another engine"
         )
         sequence.block_hashes = sequence.chains.setdefault(self._config.hash_kind, [])
 

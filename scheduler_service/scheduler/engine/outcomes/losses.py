@@ -340,7 +340,7 @@ def _detach_sequence(sequence: Sequence, moved: Request, placement: Placement) -
 
 # Longest time for which a row is repeated to get its first token.
 MAX_UNSAMPLED_NS = 60 * 10**9
-_NOT_COMPILED = f"the executor has not compiled its grammar in {MAX_UNSAMPLED_NS // 10**9} s"
+_NOT_COMPILED = f"the executor did not compile the grammar within {MAX_UNSAMPLED_NS // 10**9} s"
 _REASONS = {
     RowStatus.INVALID_LOGITS: "INVALID_LOGITS",
     RowStatus.FAILED: "ROW_FAILED",
@@ -417,7 +417,7 @@ class RowFailures:
         """Ends the request of a row with an error, if its sequence is still there."""
         sequence = self._sequence_of(plan.work, index)
         if sequence is not None:
-            message = outcome.row_errors.get(index, "the executor could not compute it")
+            message = outcome.row_errors.get(index, "the executor could not compute the request")
             error = (_REASONS[status], message)
             self._placement.finish(sequence.request, FinishReason.ERROR, error)
 

@@ -69,9 +69,9 @@ class OutcomeChecks:
             if status not in _KNOWN:
                 faults[index] = f"row_status is {status}, which this scheduler does not know"
             elif status in _OF_GRAMMARS and not self._has_grammar(plan, index):
-                faults[index] = f"row_status is {RowStatus(status).name}, and it has no grammar"
+                faults[index] = f"row_status is {RowStatus(status).name} for a row with no grammar"
             elif status == RowStatus.NOT_SAMPLED and not self._may_repeat(plan, index):
-                faults[index] = "row_status is NOT_SAMPLED, and it was sampled before"
+                faults[index] = "row_status is NOT_SAMPLED for a row that was sampled before"
         return faults
 
     def _has_grammar(self, plan: StepPlan, index: int) -> bool:
@@ -125,14 +125,14 @@ class OutcomeChecks:
         `expected`: (position, token id) of each score.
         """
         if len(scored) < len(expected):
-            return "it has no logprobs"
+            return "logprobs are missing"
         for score, of in zip(scored, expected, strict=True):
             if _position_and_token(score) != of:
-                return f"its logprob is of token {score.token_id} at {score.position}"
+                return f"logprob is of token {score.token_id} at position {score.position}"
             if (problem := self._problem(score, num_top)) is not None:
                 return problem
             if is_beam and len(score.top) < num_top:
-                return f"{len(score.top)} alternatives of {num_top} asked for"
+                return f"{len(score.top)} alternatives; required: {num_top}"
         return None
 
     def _not_plain(self, plan: StepPlan) -> Iterable[int]:
@@ -162,7 +162,7 @@ class OutcomeChecks:
             if len(scored) != len(expected) or expected != [
                 _position_and_token(score) for score in scored
             ]:
-                faults[index] = f"its prompt_logprobs are not those of {start + 1} to {end}"
+                faults[index] = f"prompt_logprobs are not those of positions {start + 1} to {end}"
             elif (problem := next(filter(None, problems), None)) is not None:
                 faults[index] = problem
             else:
@@ -188,18 +188,18 @@ class OutcomeChecks:
 
     def _problem(self, scored: ScoredToken, num_top: int) -> str | None:
         if not 1 <= scored.rank <= self._vocab_size:
-            return f"a rank is {scored.rank}, allowed: 1 to {self._vocab_size}"
+            return f"rank is {scored.rank}; allowed: 1 to {self._vocab_size}"
         if len(scored.top) > num_top:
-            return f"{len(scored.top)} alternatives, allowed: {num_top} at most"
+            return f"{len(scored.top)} alternatives; allowed: at most {num_top}"
         token_ids = [token_id for token_id, _ in scored.top]
         for token_id in token_ids:
             if not 0 <= token_id < self._vocab_size:
-                return f"a top_token_id is {token_id}, allowed: 0 to {self._vocab_size - 1}"
+                return f"top_token_id is {token_id}; allowed: 0 to {self._vocab_size - 1}"
         if len(set(token_ids)) < len(token_ids):
-            return "an alternative is named twice"
+            return "top_token_ids has duplicates"
         for logprob in (scored.logprob, *(logprob for _, logprob in scored.top)):
             if math.isnan(logprob) or logprob > _MAX_LOGPROB:
-                return f"a logprob is {logprob}, allowed: 0 or less"
+                return f"logprob is {logprob}; allowed: 0 or less"
         return None
 
 
@@ -212,7 +212,7 @@ def _with_faults(outcome: StepOutcome, num_rows: int, faults: dict[int, str]) ->
     statuses = list(outcome.row_statuses or [RowStatus.OK] * num_rows)
     for index in faults:
         statuses[index] = RowStatus.FAILED
-    errors = {i: f"the executor broke its contract: {fault}" for i, fault in faults.items()}
+    errors = {i: f"the executor broke the step contract: {fault}" for i, fault in faults.items()}
     row_errors = {**outcome.row_errors, **errors}
     outcome = without_tokens(outcome, list(faults))
     return replace(outcome, row_statuses=statuses, row_errors=row_errors)
@@ -246,8 +246,8 @@ class TokenChecks:
             len(counts) != num_rows or int(counts.sum()) != len(outcome.token_ids)
         ):
             raise ContractBroken(
-                f"columns of step {plan.step_id}: sampled_offsets say {int(counts.sum())} tokens "
-                f"of {len(counts)} rows, there are {len(outcome.token_ids)} of {num_rows}"
+                f"columns of step {plan.step_id}: sampled_offsets has {int(counts.sum())} tokens "
+                f"of {len(counts)} rows; received: {len(outcome.token_ids)} of {num_rows}"
             )
         if counts is None and len(outcome.token_ids) != num_rows:
             raise ContractBroken(
@@ -291,7 +291,7 @@ class TokenChecks:
         is_lacking = counts == 0
         if outcome.row_statuses is not None:
             is_lacking &= _is_ok(outcome)
-        faults |= dict.fromkeys(np.flatnonzero(is_lacking).tolist(), "it has no token")
+        faults |= dict.fromkeys(np.flatnonzero(is_lacking).tolist(), "no token was sampled")
         is_wrong = outcome.token_ids.view(np.uint32) >= self._end_of_vocab
         if np.count_nonzero(is_wrong):
             owners = np.repeat(np.arange(len(counts)), counts)
@@ -302,11 +302,11 @@ class TokenChecks:
             if sequence is None:
                 continue
             if not sequence.request.stop_token_ids.isdisjoint(outcome.tokens_of(index)[:-1]):
-                faults[index] = "a token follows one that ends the sequence"
+                faults[index] = "a token follows a stop token"
         return faults
 
     def _out_of_range(self, token_id: int) -> str:
-        return f"sampled_token_id is {token_id}, allowed: 0 to {self._vocab_size - 1}"
+        return f"sampled_token_id is {token_id}; allowed: 0 to {self._vocab_size - 1}"
 
 
 def without_tokens(outcome: StepOutcome, rows: list[int]) -> StepOutcome:
@@ -324,7 +324,7 @@ def without_tokens(outcome: StepOutcome, rows: list[int]) -> StepOutcome:
 
 def _too_many(counts: Int32Array, most: Int32Array) -> dict[int, str]:
     return {
-        index: f"it has {counts[index]} tokens, allowed: at most {most[index]}"
+        index: f"{counts[index]} tokens; allowed: at most {most[index]}"
         for index in np.flatnonzero(counts > most).tolist()
     }
 

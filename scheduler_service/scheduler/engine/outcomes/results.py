@@ -224,7 +224,7 @@ class Results:
             if request.completions:
                 self._placement.finish(request, request.completions[0].finish_reason)
             else:
-                error = ("INVALID_LOGITS", "every token that may follow has probability 0")
+                error = ("INVALID_LOGITS", "all allowed tokens have probability 0")
                 self._placement.finish(request, FinishReason.ERROR, error)
 
     # -- full blocks and prompt logprobs -------------------------------------------------------

@@ -345,7 +345,7 @@ class Admitter:
         self._keeps_bytes = False
         blocker = self._try_to_admit(request, budget, admitted)
         if blocker is AdmissionBlocker.POOL:
-            self._fail(request, "KV_CACHE_EXHAUSTED", "it outgrew the whole KV cache")
+            self._fail(request, "KV_CACHE_EXHAUSTED", "the request outgrew the whole KV cache")
             return None
         if blocker is not None:
             self._placement.draft.blockers[request] = blocker
@@ -375,7 +375,7 @@ class Admitter:
             if blocker is not None:
                 self._placement.draft.blockers[request] = blocker
             if blocker is AdmissionBlocker.POOL:
-                self._fail(request, "KV_CACHE_EXHAUSTED", "it outgrew the whole KV cache")
+                self._fail(request, "KV_CACHE_EXHAUSTED", "the request outgrew the whole KV cache")
             elif blocker is None:
                 self._placement.draft.blockers.pop(request, None)
                 for each in (*blocked, *passed):

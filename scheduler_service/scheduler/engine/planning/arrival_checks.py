@@ -95,7 +95,9 @@ def _check_features(request: Request, config: SchedulerConfig) -> None:
     params = request.params
     for feature in _needed_features(request):
         if feature not in config.features:
-            raise DomainError("FEATURE_UNSUPPORTED", f"the executors cannot do {feature.value}")
+            raise DomainError(
+                "FEATURE_UNSUPPORTED", f"the executors do not support {feature.value}"
+            )
     if params.min_tokens > 0:  # then all that end a sequence are told
         params = replace(params, stop_token_ids=params.stop_tokens(config.eos_token_ids))
     num_bytes, most = params.num_bytes, config.max_params_bytes
@@ -104,11 +106,13 @@ def _check_features(request: Request, config: SchedulerConfig) -> None:
     if most is not None and num_bytes > most:
         raise DomainError(
             "SAMPLING_PARAMS_INVALID",
-            f"the parameters take up to {num_bytes} bytes; allowed: {most}, all that an executor "
-            "reads in one step",
+            f"the sampling parameters take up to {num_bytes} bytes; allowed: at most {most}, the "
+            "limit of an executor for one step",
         )
     if request.scheduling.adapter and config.max_adapters == 0:
-        raise DomainError("FEATURE_UNSUPPORTED", "max_adapters is 0: no step may have an adapter")
+        raise DomainError(
+            "FEATURE_UNSUPPORTED", "adapter is set; max_adapters of the executors is 0"
+        )
 
 
 def _check_length(request: Request, config: SchedulerConfig) -> None:

@@ -128,7 +128,7 @@ class DeadlineEnforcer:
 
     def _refuse(self, request: Request, earliest_ns: int) -> None:
         late_s = (earliest_ns - (request.scheduling.deadline_ns or 0)) / 1e9
-        message = f"its last token could come {late_s:.3f} s after its deadline at the earliest"
+        message = f"the last token would come at least {late_s:.3f} s after the deadline"
         self._placement.finish(request, FinishReason.ERROR, ("DEADLINE_UNREACHABLE", message))
 
 

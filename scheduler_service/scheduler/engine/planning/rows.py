@@ -271,7 +271,7 @@ class GrowingRows:
     def _fail_alone(self, request: Request) -> None:
         num_blocks = self._blocks.device.num_blocks
         message = (
-            f"its {len(request.unfinished)} sequences need more than the KV cache holds "
+            f"the {len(request.unfinished)} sequences need more than the KV cache holds "
             f"({num_blocks} blocks of {self._config.block_size} tokens)"
         )
         self._placement.finish(request, FinishReason.ERROR, ("KV_CACHE_EXHAUSTED", message))

@@ -72,7 +72,7 @@ class PromptLookup:
         """Returns the guessed tokens; see Proposer. Repeats them where the copy reaches its end."""
         known = self._rows.known_tokens(row_id)
         guess = self._guesses[row_id]
-        assert 0 <= guess < len(known), "a row without a guess"
+        assert 0 <= guess < len(known), "the row has no guess"
         return np.resize(known[guess : guess + most], most)
 
     def _begin(self, row_id: int, stay_id: int, num_known: int) -> None:

@@ -95,7 +95,7 @@ def test_answer_is_the_same_for_every_wrong_key(tmp_path: Path) -> None:
 
 
 def test_answer_says_that_one_is_needed_when_none_was_given(tmp_path: Path) -> None:
-    problem = "a credential is needed, and none was given"
+    problem = "a credential is required"
     assert _refusal(_callers(tmp_path, ENTRY), "") == problem
 
 
@@ -129,7 +129,7 @@ def test_nobody_is_a_caller_who_does_not_have_the_key(
     else:
         # In full, so that no part of a credential is in it.
         needed, invalid = (
-            "a credential is needed, and none was given",
+            "a credential is required",
             "the credential is not valid",
         )
         assert _refusal(module_callers, credential) == (invalid if credential else needed)

@@ -86,9 +86,9 @@ def test_example_of_the_document_has_every_field() -> None:
     [
         ("x", "not valid TOML: "),
         ("[tenant.a]", "'tenant' is not known; allowed: [default], [tenants.NAME]"),
-        ("default = 5", "default is no table; allowed: [default] with a line for each field"),
-        ("tenants = []", "tenants is no table"),
-        ("[tenants]\na = 5", "tenants.a is no table"),
+        ("default = 5", "default is not a table; allowed: [default] with one line per field"),
+        ("tenants = []", "tenants is not a table"),
+        ("[tenants]\na = 5", "tenants.a is not a table"),
         ('[tenants."a\\nb"]', "tenants has 'a\\nb'; allowed: a text of 1 to 128 printable"),
         ('[tenants.""]', "tenants has ''; allowed"),
         ("[tenants.a]\nrequests = 5", "tenants.a has 'requests'; allowed: weight, min_priority"),
@@ -104,9 +104,12 @@ def test_example_of_the_document_has_every_field() -> None:
         ("[default]\ntokens_per_minute = '5'", "tokens_per_minute is '5'; allowed: a number above"),
         ("[default]\nmax_sequences = 0", "max_sequences is '0'; allowed: an integer from 1 to"),
         (f"[default]\nmax_sequences = {2**60}", "max_sequences is"),
-        ("[default]\nmodels = 'm'", "models is 'm'; allowed: a list of texts that are not empty"),
-        ("[default]\nadapters = ['']", "adapters is \"['']\"; allowed: a list of texts"),
-        ("[default]\nadapters = [5]", "adapters is '[5]'; allowed: a list of texts"),
+        ("[default]\nmodels = 'm'", "models is 'm'; allowed: a list of non-empty strings"),
+        (
+            "[default]\nadapters = ['']",
+            "adapters is \"['']\"; allowed: a list of non-empty strings",
+        ),
+        ("[default]\nadapters = [5]", "adapters is '[5]'; allowed: a list of non-empty strings"),
     ],
 )
 def test_file_is_refused_by_table_and_field_when_it_is_wrong(

@@ -174,7 +174,7 @@ def test_token_is_valid_when_a_claim_allows_it(setting: Setting, claims: dict[st
 
 @pytest.mark.parametrize("tenant", [None, "", "a\nb", "t" * 129, 5, ["a"]])
 def test_token_without_a_tenant_is_told_so(setting: Setting, tenant: object) -> None:
-    problem = "the token has no claim 'tenant' that names a tenant"
+    problem = "the token has no claim 'tenant' with a valid tenant name"
     assert setting.refusal(setting.issuer.token(tenant=tenant)) == problem
 
 

@@ -280,5 +280,8 @@ def test_request_fails_alone_when_a_beam_gets_no_logprobs() -> None:
     request, other = driver.add(3, beam=BeamParams(2)), driver.add(3)
     driver.plan()
     driver.answer()
-    assert request.error == ("ROW_FAILED", "the executor broke its contract: it has no logprobs")
+    assert request.error == (
+        "ROW_FAILED",
+        "the executor broke the step contract: logprobs are missing",
+    )
     assert other.error is None

@@ -165,7 +165,7 @@ def test_nobody_else_loses_anything_when_a_grammar_is_invalid() -> None:
     assert rows[0] == (request.request_id, 0, 9)
     assert rows[1] == (other.request_id, 8, 3)  # it leans on what the first one writes
     events = d.answer(row_statuses=[GRAMMAR_INVALID, OK], token_ids=[-1, 5])
-    assert request.error == ("GRAMMAR_INVALID", "the executor could not compute it")
+    assert request.error == ("GRAMMAR_INVALID", "the executor could not compute the request")
     assert events.client_keys.tolist() == [other.client_key]
     assert d.next_rows() == [(other.request_id, 11, 1)]
     assert d.core.num_cached_blocks == 2
@@ -262,7 +262,7 @@ def test_request_ends_when_its_grammar_compiles_for_a_minute(
             token_ids=[-1 if is_asked else 5 for is_asked in asked],
         )
         assert d.core.placement.now_ns <= START_NS + MAX_UNSAMPLED_NS * 1.2
-    assert request.error == ("ROW_FAILED", "the executor has not compiled its grammar in 60 s")
+    assert request.error == ("ROW_FAILED", "the executor did not compile the grammar within 60 s")
     assert not other.is_finished
     assert d.next_rows()[0][0] == "r2"
     d.run()

@@ -232,7 +232,7 @@ async def test_executor_is_given_up_when_its_oldest_step_is_not_answered() -> No
     talk.send()
     lost = await talk.lost()
     assert isinstance(lost, ExecutorSilent)
-    assert "its oldest step is not answered after" in str(lost)
+    assert "no result of the oldest step after" in str(lost)
     assert talk.reported == []
     talk.session.closed()
 

@@ -129,7 +129,7 @@ async def test_living_executor_keeps_its_address(path: str, value: object) -> No
         await network.cluster.join(info_of(machine, lambda info: set_path(info, path, value)))
 
     assert refusal.value.reason == "EXECUTOR_MISMATCH"
-    assert f"GetInfo at {ADDRESS} says" in refusal.value.message
+    assert f"GetInfo at {ADDRESS} reports" in refusal.value.message
     assert network.cluster.executors == known
     assert all(engine.is_connected for engine in known)
     await network.cluster.join(machine.info)

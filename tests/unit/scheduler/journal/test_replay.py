@@ -277,11 +277,11 @@ def headless(entry: pb.JournalEntry) -> None:
     ("change", "message"),
     [
         (newer, "journal_version is 4; this software reads 3"),
-        (without_a_scheduler, "tick comes before any scheduler"),
-        (without_an_event, "None is no event of a scheduler"),
+        (without_a_scheduler, "the first event is tick"),
+        (without_an_event, "None is not an event of a scheduler"),
         (with_another_policy, "queue_policy is 'luck'"),
         (with_a_result_that_is_none, "Error parsing message"),
-        (headless, "does not begin as a journal does"),
+        (headless, "the first entry is not a header"),
     ],
 )
 def test_main_says_why_when_the_file_cannot_be_read(

@@ -80,7 +80,7 @@ def test_reader_names_the_record_with_a_flipped_bit(tmp_path: Path) -> None:
 
         assert read == written[:number]
         in_first_frame = position < FRAME_BYTES
-        named = "does not begin" if in_first_frame else f"record {number} (from byte"
+        named = "not a journal" if in_first_frame else f"record {number} (from byte"
         assert named in str(raised.value) or (number == 0 and "record 0" in str(raised.value))
 
 
@@ -102,7 +102,7 @@ def test_reader_refuses_file_when_it_is_none_of_ours(tmp_path: Path, data: bytes
     path = tmp_path / "journal"
     path.write_bytes(data)
 
-    with pytest.raises(JournalUnreadable, match="does not begin as a journal of this format"):
+    with pytest.raises(JournalUnreadable, match="not a journal of this format"):
         list(SegmentReader(path))
 
 
@@ -156,7 +156,7 @@ def test_files_are_for_their_owner_alone(
 
 
 def test_folder_is_not_replaced_by_a_journal(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="it is no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         SegmentFile(tmp_path)
 
     assert tmp_path.is_dir()

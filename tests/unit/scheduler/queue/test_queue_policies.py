@@ -354,7 +354,7 @@ def test_request_is_refused_when_it_has_waited_too_long() -> None:
     request = driver.add(3, scheduling=SchedulingParams(deadline_ns=4_000_000))
     assert driver.plan() is None
     assert request.error
-    assert "could come 0.002 s after its deadline" in request.error[1]
+    assert "at least 0.002 s after the deadline" in request.error[1]
 
 
 def test_request_is_not_refused_when_it_has_tokens_already() -> None:

@@ -100,7 +100,10 @@ def test_executor_is_removed_blameless_when_no_step_can_be_planned(
     failed, gone = (e for e in found if isinstance(e, EngineFailed | ExecutorGone))
     assert failed == EngineFailed(machine.address, "plan_step", broken.error)
     assert isinstance(gone, ExecutorGone)
-    assert (gone.cause, gone.why) == (LossCause.BLAMELESS, "its engine failed")
+    assert (gone.cause, gone.why) == (
+        LossCause.BLAMELESS,
+        "the scheduler's engine for this executor failed",
+    )
     assert [request.is_finished for request in gone.requests] == [False]
     assert fleet.scheduler.executors == {}
     finish_elsewhere(fleet)

@@ -321,5 +321,5 @@ def test_last_places_are_for_tenants_that_have_none() -> None:
     fleet.settle()
     for number, tenant in enumerate(("b", "a", "a")):
         fleet.push(f"r{number}", tenant=tenant)
-    assert "3 requests wait; allowed: 4, of which some" in refusal(fleet, tenant="a")
+    assert "3 requests wait; allowed: 4, some of them reserved" in refusal(fleet, tenant="a")
     fleet.scheduler.check(fleet.make_request("taken", tenant="c"))

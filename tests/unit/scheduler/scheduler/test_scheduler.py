@@ -209,7 +209,7 @@ def test_requests_move_to_the_new_life_at_an_address() -> None:
     gone = found[0]
     assert isinstance(gone, ExecutorGone)
     assert (gone.epoch, gone.cause) == (1, LossCause.DIED)
-    assert gone.why == "a new executor answers at its address"
+    assert gone.why == "a new executor registered at this address"
     assert fleet.executor(machine).epoch == 2
     fleet.run()
     assert fleet.tokens == {1: tokens_of(1)}
@@ -327,7 +327,7 @@ def test_request_ends_when_its_only_executor_stays_away() -> None:
     fleet.pass_time(2)
     error = fleet.finished["r1"].error
     assert error is not None
-    assert "none that could came back within 30 s" in error[1]
+    assert "no suitable executor came back within 30 s" in error[1]
     assert fleet.wakes_at_ns is None
 
 
@@ -458,7 +458,7 @@ def test_request_ends_when_its_grammar_is_never_compiled() -> None:
         fleet.pass_time(2)
     assert fleet.finished["r1"].error == (
         "ROW_FAILED",
-        "the executor has not compiled its grammar in 60 s",
+        "the executor did not compile the grammar within 60 s",
     )
     assert len(fleet.effects_of(SendStep)) < 40
     assert not fleet.executor(machine).engine.num_running

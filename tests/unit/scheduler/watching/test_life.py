@@ -289,7 +289,7 @@ async def test_life_tells_that_a_suspect_is_tried_alone() -> None:
     assert [life.request_id for life in told.recorder.ended] == ["r1"]
     end = told.event(1, LifeKind.ENDED)
     assert end.reason == "EXECUTOR_LOST_REPEATEDLY"
-    assert end.detail.startswith("2 executors were lost while they computed it")
+    assert end.detail.startswith("2 executors in a row failed while computing this request")
     # The other one is tried no more, as the losses are explained.
     acquitted = told.event(2, LifeKind.ACQUITTED)
     assert (acquitted.at_ns, acquitted.reason) == (S, "another_failed")

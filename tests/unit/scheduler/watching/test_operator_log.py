@@ -134,7 +134,7 @@ COMPLETED = StepCompleted(ADDRESS, StepOutcome(1, StepStatus.OK))
 
 
 def test_turn_has_no_answer_when_it_broke_the_contract() -> None:
-    gone = ExecutorGone(ADDRESS, 1, LossCause.DIED, "it broke the step contract", [], 1)
+    gone = ExecutorGone(ADDRESS, 1, LossCause.DIED, "broke the step contract", [], 1)
 
     assert turn(gone, event=COMPLETED).answered is None
 

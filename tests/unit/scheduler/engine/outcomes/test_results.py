@@ -41,7 +41,7 @@ def test_apply_refuses_a_result_of_another_step_than_the_oldest(ahead: int) -> N
     plans = [driver.plan(), driver.plan()]
     assert plans[0] is not None
     outcome = StepOutcome(plans[0].step_id + ahead, StepStatus.FAILED)
-    with pytest.raises(ContractBroken, match="not expected"):
+    with pytest.raises(ContractBroken, match="unexpected result"):
         driver.core.apply(outcome)
 
 
@@ -62,7 +62,7 @@ def test_request_fails_alone_when_its_token_is_outside_the_vocabulary(token_id: 
     events = driver.answer(token_ids=[token_id, 7])
     assert request.error is not None
     assert request.error[0] == "ROW_FAILED"
-    assert f"sampled_token_id is {token_id}, allowed: 0 to 99" in request.error[1]
+    assert f"sampled_token_id is {token_id}; allowed: 0 to 99" in request.error[1]
     assert events.client_keys.tolist() == [other.client_key]
 
 

@@ -366,7 +366,7 @@ def test_same_parameters_count_once_when_many_requests_have_them() -> None:
 def test_request_is_refused_when_no_step_could_tell_it(params: dict[str, Any]) -> None:
     # With `min_tokens`, all tokens that end a sequence are told.
     d = params_driver(50, eos_token_ids=frozenset(range(80, 100)))
-    with pytest.raises(DomainError, match="allowed: 50") as caught:
+    with pytest.raises(DomainError, match="allowed: at most 50") as caught:
         d.add(6, **params)
     assert caught.value.reason == "SAMPLING_PARAMS_INVALID"
     assert not d.core.fits(d.make_request(6, **params))

@@ -48,7 +48,7 @@ BEAM = BeamParams(2)
         # The executor would refuse the whole step of others.
         (2, {"encoder": [5, -1]}, CROSS, "TOKEN_OUT_OF_RANGE: "),
         (2, {"encoder": [5, VOCAB_SIZE]}, CROSS, "TOKEN_OUT_OF_RANGE: "),
-        (2, {"logit_bias": {3: -math.inf}}, BIASES, "executors cannot do token_constraints"),
+        (2, {"logit_bias": {3: -math.inf}}, BIASES, "executors do not support token_constraints"),
         # It would wait for ever.
         (2, {"scheduling": SchedulingParams(adapter="a")}, ADAPTERS, "FEATURE_UNSUPPORTED: "),
     ],
@@ -149,7 +149,7 @@ def test_add_names_the_feature_when_the_executor_lacks_it(
     request_values: dict[str, Any], feature: str
 ) -> None:
     message = refusal_of(2, CoreDriver(features=frozenset()), **request_values)
-    assert message == f"FEATURE_UNSUPPORTED: the executors cannot do {feature}"
+    assert message == f"FEATURE_UNSUPPORTED: the executors do not support {feature}"
 
 
 @pytest.mark.parametrize(
