@@ -298,7 +298,7 @@ def main() -> int:
         if not asyncio.run(serve(config)):
             _end_beside_threads(errors)
     except RecordingFailed as error:
-        _log.error("cuda_graphs_failed reason=%r: starts again without them", str(error))
+        _log.error("cuda_graphs_failed reason=%r: restarting without them", str(error))
         if errors is not None:
             errors.close()  # the reader of standard error ends with this program
         start_again(["--cuda-graphs=off"], config.security.identity.token)

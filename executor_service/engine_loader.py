@@ -151,7 +151,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
 def _described(compute: Compute, draft: LoadedProposer | None) -> str:
     if draft is None:
         return compute.description
-    return f"{compute.description}, drafts of {draft.description}"
+    return f"{compute.description}, draft model {draft.description}"
 
 
 def _grammars(loaded: LoadedModel) -> CompiledGrammars | None:
@@ -162,7 +162,7 @@ def _grammars(loaded: LoadedModel) -> CompiledGrammars | None:
     file = loaded.tokenizer_files.get("tokenizer.json")
     try:
         if file is None:
-            raise TokenizerUnsupported("the model comes without a tokenizer")
+            raise TokenizerUnsupported("the model has no tokenizer")
         return CompiledGrammars(Vocabulary.read(file, loaded.vocab_size, loaded.eos_token_ids))
     except TokenizerUnsupported as reason:
         _log.info("grammars_not_served model=%s reason=%r", loaded.name, str(reason))
@@ -244,12 +244,12 @@ def _digest(loaded: LoadedModel, config: ExecutorConfig) -> str:
 
     Rounded weights, or other scales of keys and values, change it.
     """
-    beside = [] if config.quantization == "none" else [config.quantization]
+    settings = [] if config.quantization == "none" else [config.quantization]
     # The checkpoint's digest need not have seen these few bytes.
-    beside += [f"{each.key!r} {each.value!r}" for each in loaded.kv_scales]
-    if not beside:
+    settings += [f"{each.key!r} {each.value!r}" for each in loaded.kv_scales]
+    if not settings:
         return loaded.digest
-    return hashlib.sha256(" ".join([loaded.digest, *beside]).encode()).hexdigest()
+    return hashlib.sha256(" ".join([loaded.digest, *settings]).encode()).hexdigest()
 
 
 def _version() -> str:

@@ -151,8 +151,8 @@ class Candidate:
         """
         if self.rounds(loaded) and not is_named:
             return (
-                f"over {loaded.kv_dtype_name} keys and values {self.name} rounds queries, too:"
-                " taken by name only"
+                f"{self.name} rounds queries for {loaded.kv_dtype_name} keys and values:"
+                " used only if requested by name"
             )
         reason = self.why_absent()
         for layer, options in zip(loaded.layers, loaded.layer_options, strict=True):
@@ -185,7 +185,7 @@ def _why_not_triton(demand: LayerDemand) -> str | None:
     if demand.kv_dtype.itemsize != 1 or not torch.cuda.is_available():
         return None
     if torch.cuda.get_device_capability() < (8, 9):
-        return "float8 keys and values: Triton converts them on compute capability 8.9 and later"
+        return "float8 keys and values: Triton requires compute capability 8.9 or later"
     return None
 
 

@@ -105,8 +105,8 @@ def choose_compute(
     if is_deterministic and not compute.is_batch_invariant:
         raise BackendUnavailable(
             f"deterministic: {compute.loaded.architecture} runs with {compute.description}, whose"
-            f" results depend on the batch{_because(compute)}; allowed: what the native decoder of"
-            " CPUs runs"
+            f" results depend on the batch{_because(compute)}; allowed: models that the native"
+            " decoder of CPUs supports"
         )
     description = f"{compute.description}, int8" if is_int8 else compute.description
     # No replacement of the model comes later, so its expected logits can go.
@@ -125,7 +125,7 @@ def _choose(
     loaded = load()
     in_torch = Compute(loaded, torch_model, "torch", block_size or DEFAULT_BLOCK_SIZE)
     if name == TORCH:
-        return replace(in_torch, why_slow="--attention-backend torch asks for it")
+        return replace(in_torch, why_slow="--attention-backend is torch")
     is_for_cpu = loaded.device.type == "cpu"
     if name != AUTO and is_for_cpu != (name == NATIVE):
         raise BackendUnavailable(f"{name}: not for {loaded.device.type}")
@@ -139,7 +139,7 @@ def _choose(
             raise BackendUnavailable(f"{name}: {error}") from error
         # A kernel that computes wrong results on this machine is an error, for the operator.
         level = logging.ERROR if isinstance(error, TrialFailed) else logging.WARNING
-        message = "attention_backends_refused device=%s reason=%r price=%r: plain torch serves"
+        message = "attention_backends_refused device=%s reason=%r price=%r: using plain torch"
         price = PRICE_OF_TORCH_ON_CPU if is_for_cpu else PRICE_OF_TORCH_ON_GPU
         _log.log(level, message, loaded.device.type, str(error), price)
         return replace(in_torch, why_slow=str(error))
@@ -254,7 +254,7 @@ def choose_gpu_attention(
     """
     size = block_size or DEFAULT_BLOCK_SIZE
     usable = []
-    refusal: BackendUnavailable | TrialFailed = BackendUnavailable("no such backend")
+    refusal: BackendUnavailable | TrialFailed = BackendUnavailable("unknown backend")
     for candidate in candidates:
         if only not in (None, candidate.name):
             continue
@@ -394,7 +394,7 @@ def choose_layer_compute(
         backend = NativeAttention(library)
         try_layer(backend, kind, block_size, dtype, torch.device("cpu"))
     except (BuildFailed, BackendUnavailable, TrialFailed) as error:
-        _log.warning("native_layer_refused reason=%r: plain torch serves", str(error))
+        _log.warning("native_layer_refused reason=%r: using plain torch", str(error))
         return in_torch
 
     def native_linear(weight: Tensor) -> Linear:

@@ -22,9 +22,9 @@ _log = logging.getLogger(__name__)
 
 # Price of slower code compared with our own decoder; CPU figures were measured on two cores.
 PRICE_OF_TORCH_ON_CPU = "a step takes 2.5 times as long with one row, and 11 times or more with 16"
-PRICE_OF_NO_DECODER = "a step takes about 2.5 times as long, and --deterministic cannot be had"
-PRICE_OF_TORCH_ON_GPU = "rows attend one after the other, and no CUDA graph records steps"
-PRICE_OF_NO_GPU_DECODER = "a layer launches some 38 kernels instead of 9 or 10"
+PRICE_OF_NO_DECODER = "a step takes about 2.5 times as long, and --deterministic is unavailable"
+PRICE_OF_TORCH_ON_GPU = "attention runs row by row, and steps are not recorded in CUDA graphs"
+PRICE_OF_NO_GPU_DECODER = "a layer launches about 38 kernels instead of 9 or 10"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def log_decoder_refused(what: str, loaded: LoadedModel, error: TrialFailed, pric
     """
     unknown = unknown_fields(vars(loaded.model.config))
     shown = ", ".join(f"{name} = {setting!r}" for name, setting in unknown.items())
-    reason = f"{error}; its configuration has {shown}" if unknown else str(error)
+    reason = f"{error}; unknown configuration fields: {shown}" if unknown else str(error)
     level = logging.WARNING if unknown else logging.ERROR
     message = "%s_decoder_refused model=%s reason=%r price=%r"
     _log.log(level, message, what, loaded.architecture, reason, price)
@@ -72,5 +72,5 @@ def log_decoder_refused(what: str, loaded: LoadedModel, error: TrialFailed, pric
 def log_not_used(what: str, loaded: LoadedModel, reason: str, instead: str) -> None:
     """Logs at INFO that `what` is not made for the model, and that `instead` serves it."""
     _log.info(
-        "%s_not_used model=%s reason=%r: %s serves", what, loaded.architecture, reason, instead
+        "%s_not_used model=%s reason=%r: using %s", what, loaded.architecture, reason, instead
     )

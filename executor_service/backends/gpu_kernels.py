@@ -97,6 +97,6 @@ def tried_kernel(
             kernel = make()
             trial(kernel)
     except TrialFailed as error:
-        _log.error("kernel_refused kernel=%s reason=%r: plain torch does it", name, str(error))
+        _log.error("kernel_refused kernel=%s reason=%r: using plain torch", name, str(error))
         return in_torch
     return kernel

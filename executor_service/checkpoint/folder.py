@@ -164,7 +164,7 @@ def _check_files(directory: Path) -> tuple[Path, ...]:
             if path.suffix == ".safetensors":
                 _check_safetensors(path)
         return files
-    raise ModelUnreadable(f"{directory}: no weights (what is named so is not a file)")
+    raise ModelUnreadable(f"{directory}: no weights (the path of that name is not a file)")
 
 
 def _shards(index_path: Path) -> tuple[Path, ...]:
@@ -173,7 +173,9 @@ def _shards(index_path: Path) -> tuple[Path, ...]:
         raise ModelUnreadable(f"{index_path}: has no weight_map")
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or not name or Path(name).name != name:
-            raise ModelUnreadable(f"{index_path}: {tensor} is in {name!r}, which is no file's name")
+            raise ModelUnreadable(
+                f"{index_path}: {tensor} is in {name!r}, which is not a file name"
+            )
     paths = tuple(index_path.parent / name for name in sorted(set(weight_map.values())))
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
@@ -267,8 +269,8 @@ _KV_SCHEME = {
     "symmetric": True,
 }
 _SERVED = (
-    "not served; an unquantised checkpoint of the model would be (float32, bfloat16 or float16);"
-    " on a CPU, --quantization int8 rounds the matrices of such a one"
+    "not served; supported: an unquantised checkpoint of the model (float32, bfloat16 or float16);"
+    " on a CPU, --quantization int8 quantises its matrices"
 )
 
 
@@ -295,7 +297,7 @@ def check_dtypes(path: Path, tensors: Mapping[str, Any]) -> None:
         if dtype in _PLAIN_DTYPES or (dtype in _INTEGER_DTYPES and not is_matrix):
             continue
         raise ModelUnsupported(
-            f"{path}: quantised, though config.json does not tell how: {name} is {dtype}, {_SERVED}"
+            f"{path}: quantised, but config.json does not say how: {name} is {dtype}, {_SERVED}"
         )
 
 
@@ -333,7 +335,7 @@ def _describe(key: str, declared: object) -> str:
     for num_bits in (4, 8):
         if declared.get(f"load_in_{num_bits}bit"):
             method, bits = method or "bitsandbytes", num_bits
-    described = method or "by a method that it does not name"
+    described = method or "unnamed method"
     if bits is not None:
         described += f" with {bits} bits"
     return f"{described} ({key})"

@@ -39,10 +39,10 @@ def read_generation_config(directory: Path, vocab_size: int) -> GenerationConfig
         return GenerationConfig()
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
-            raise ValueError(f"it has more than {_MAX_FILE_BYTES} bytes")
+            raise ValueError(f"more than {_MAX_FILE_BYTES} bytes")
         content = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("not a JSON object")
     except (OSError, ValueError) as error:
         _log.warning("generation_config_ignored path=%s error=%r", path, str(error))
         return GenerationConfig()

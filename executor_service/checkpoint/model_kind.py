@@ -20,20 +20,20 @@ from executor_service.trials.float32_trial import near_tokens, relative_error
 
 _log = logging.getLogger(__name__)
 
-_SERVED = "served would be a decoder-only causal language model, such as a LlamaForCausalLM"
+_SERVED = "supported: a decoder-only causal language model, such as LlamaForCausalLM"
 _CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
 # Kind of a model by the end of its architecture's name; the first match counts.
 _KIND_OF_ENDING = {
-    "ForCausalLMEagle3": "EAGLE-3 head, which guesses for another model (--draft-model)",
-    "ForMaskedLM": "bidirectional encoder, which fills in blanks",
+    "ForCausalLMEagle3": "EAGLE-3 draft head for another model (--draft-model)",
+    "ForMaskedLM": "bidirectional encoder for masked language modeling",
     "ForPreTraining": "bidirectional encoder with heads for pre-training",
-    "ForNextSentencePrediction": "bidirectional encoder, which compares sentences",
-    "ForMultipleChoice": "classifier, which scores texts",
+    "ForNextSentencePrediction": "bidirectional encoder for next sentence prediction",
+    "ForMultipleChoice": "multiple-choice classifier",
     "ForSequenceClassification": "sequence classifier or reward model, which scores texts",
     "ForTokenClassification": "token classifier, which labels tokens",
-    "ForQuestionAnswering": "extractive question answerer, which marks a part of a text",
+    "ForQuestionAnswering": "extractive question answering model",
     "RewardModel": "reward model, which scores texts",
-    "Model": "model without a language model's head, as embedding models are",
+    "Model": "model without a language model head, such as an embedding model",
 }
 # Types that are encoders unless is_decoder is set, beside masked language models.
 _ENCODER_TYPES = frozenset({"bert-generation"})
@@ -51,19 +51,21 @@ def check_declared_kind(directory: Path, content: Mapping[str, Any]) -> None:
     has_custom_code = bool(content.get("auto_map"))
     if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
         if has_custom_code:
-            _log.info("custom_code_not_run model_type=%s: transformers' own runs", model_type)
+            _log.info(
+                "custom_code_not_run model_type=%s: transformers' own code is used", model_type
+            )
         return
     named = f"{directory}/config.json: model_type {model_type!r}"
     if has_custom_code:
         raise ModelUnsupported(
-            f"{named} is custom code (auto_map), which is never run: not served; served would be a"
-            f" model type that transformers {__version__} has itself"
+            f"{named} is custom code (auto_map), which is never run: not served; supported: a model"
+            f" type built into transformers {__version__}"
         )
     if not isinstance(model_type, str):
-        raise ModelUnsupported(f"{named} is not the name of one: not served; {_SERVED}")
+        raise ModelUnsupported(f"{named} is not a string: not served; {_SERVED}")
     raise ModelUnsupported(
-        f"{named} is unknown to transformers {__version__}: not served; served would be a type that"
-        " it has (a later version may know this one)"
+        f"{named} is unknown to transformers {__version__}: not served; supported: a model type"
+        " built into it (a later version may have this one)"
     )
 
 
@@ -96,15 +98,15 @@ def _other_kind(
     if getattr(config, "is_encoder_decoder", False):
         return "encoder-decoder model", would_be
     if _is_half_of_encoder_decoder(config):
-        return "decoder half of an encoder-decoder model, with positions of its own", would_be
+        return "decoder half of an encoder-decoder model with its own position numbering", would_be
     if _is_bidirectional(config):
-        return "bidirectional encoder, whose tokens see later ones", would_be
+        return "bidirectional encoder, whose tokens attend to later ones", would_be
     if not classes:
         return _kind_of(architectures) or "model type without a causal language model", would_be
     if is_causal(config, architectures) or _is_same_by_another_name(config, architectures):
         return "", ""
     class_name = next(iter(classes))
-    kind = _kind_of(architectures) or f"other code than that of its model type ({class_name})"
+    kind = _kind_of(architectures) or f"code other than that of its model type ({class_name})"
     if getattr(config, "auto_map", None):
         kind += ", custom code, which is never run,"
     return kind, f"{_SERVED}, here {class_name}"
@@ -116,7 +118,7 @@ def _kind_of(architectures: Sequence[str]) -> str | None:
         return None
     name = architectures[0]
     kinds = (kind for ending, kind in _KIND_OF_ENDING.items() if name.endswith(ending))
-    return next(kinds, "no causal language model")
+    return next(kinds, "not a causal language model")
 
 
 def _is_same_by_another_name(config: Any, architectures: Sequence[str]) -> bool:  # noqa: ANN401
@@ -183,11 +185,11 @@ def _instead_of_multimodal(config: Any, architectures: Sequence[str]) -> str:  #
             check_model_class(wrapper)
             return ""
         if not classes:
-            raise ModelUnsupported(f"{text_config.model_type}: no causal language model")
+            raise ModelUnsupported(f"{text_config.model_type}: not a causal language model")
     except ModelUnsupported as error:
         reason = str(error).partition(": not served")[0]
-        return f"nor would its text part be ({reason}); {_SERVED}"
-    return f"its text part alone would be, saved as a checkpoint of {next(iter(classes))}"
+        return f"nor is its text part supported ({reason}); {_SERVED}"
+    return f"supported: its text part alone, saved as a checkpoint of {next(iter(classes))}"
 
 
 # -- Text parts of multimodal models, served for text alone ----------------------------------------
@@ -253,8 +255,8 @@ def text_part(wrapper: Any) -> Any:  # noqa: ANN401
             raise
         # The model needs an image, for example.
         raise ModelUnsupported(
-            f"{name}: its own code in transformers takes no text alone with this config.json"
-            f" ({one_line(error)}): not served; served would be a model that does"
+            f"{name}: its code in transformers rejects text alone with this config.json"
+            f" ({one_line(error)}): not served; supported: a model that accepts text alone"
         ) from error
     finally:
         for hook in hooks:
@@ -266,8 +268,8 @@ def text_part(wrapper: Any) -> Any:  # noqa: ANN401
     left_out = _leave_out(wrapper, used)
     if not _says(wrapper, tokens, expected):
         raise ModelUnsupported(
-            f"{name}: it says something else without its {', '.join(left_out)}: not served; served"
-            " would be a model whose text part stands by itself"
+            f"{name}: its output changes without its {', '.join(left_out)}: not served; supported:"
+            " a model whose text part is independent"
         )
     _log.info("text_part_served wrapper=%s without=%r", name, ", ".join(left_out))
     return wrapper

@@ -239,14 +239,14 @@ def _instead_of_float16(model: Any) -> torch.dtype:  # noqa: ANN401
     """
     fields = f"model={type(model).__name__}"
     if all(_is_exact_in_bfloat16(parameter) for parameter in model.parameters()):
-        _log.info("float16_computed_in_bfloat16 %s: it holds the same weights", fields)
+        _log.info("float16_computed_in_bfloat16 %s: bfloat16 holds the weights exactly", fields)
         return torch.bfloat16
     num_bytes, free_bytes = 2 * weights_bytes(model), available_host_bytes()
     if num_bytes <= _FLOAT32_MEMORY_RATIO * free_bytes:
         _log.info("float16_computed_in_float32 %s: bfloat16 would round the weights", fields)
         return torch.float32
     _log.warning(
-        "float16_rounded_to_bfloat16 %s: weights lose 3 of 11 bits, as float32 takes %s of %s",
+        "float16_rounded_to_bfloat16 %s: weights lose 3 of 11 bits; float32 needs %s of %s free",
         fields,
         format_bytes(num_bytes),
         format_bytes(free_bytes),
@@ -335,21 +335,21 @@ def check_weight_names(directory: Path, model: Any, info: Mapping[str, Any]) -> 
     if missing:
         raise ModelUnreadable(
             f"{directory}: the weights lack {missing[0]} and {len(missing) - 1} more tensors of"
-            f" {model_class}, which would be random: not served; served would be all of them"
+            f" {model_class}: not served; supported: weights with all tensors"
         )
     mismatched = sorted(info["mismatched_keys"])
     if mismatched:
         name, found, expected = mismatched[0]
         raise ModelUnreadable(
             f"{directory}: {name} has shape {list(found)} where config.json implies"
-            f" {list(expected)}, and {len(mismatched) - 1} more tensors do not fit: not served;"
-            " served would be weights with the config.json that they were saved with"
+            f" {list(expected)}, and {len(mismatched) - 1} more tensors do not match: not"
+            " served; supported: weights with the config.json that they were saved with"
         )
     unused = sorted(name for name in info["unexpected_keys"] if not _is_harmless(name, model))
     if unused:
         raise ModelUnreadable(
-            f"{directory}: {model_class} has no place for {unused[0]} and {len(unused) - 1} more"
-            " tensors of the weights, so it may be another model: not served; served would be"
+            f"{directory}: {model_class} does not use {unused[0]} and {len(unused) - 1} more"
+            " tensors of the weights, which may be of another model: not served; supported:"
             " weights with the config.json that they were saved with"
         )
 
@@ -414,8 +414,8 @@ def read_kv_scales(
     found = _read(files)
     if not found:
         _log.warning(
-            "kv_scales_missing: keys and values in 8 bits are stored as they are; what is beyond"
-            " 448 is cut off"
+            "kv_scales_missing: 8-bit keys and values are stored unscaled; values beyond 448 are"
+            " clipped"
         )
         return ()
     scales = tuple(
@@ -461,7 +461,7 @@ def _read(files: Sequence[Path]) -> dict[tuple[int, str], float]:
 def _number(path: Path, name: str, tensor: Any) -> float:  # noqa: ANN401
     if tensor.numel() != 1:
         raise ModelUnsupported(
-            f"{path}: {name} has shape {list(tensor.shape)}: allowed: one number for a layer"
+            f"{path}: {name} has shape {list(tensor.shape)}: allowed: one number per layer"
         )
     number = float(tensor)
     if not (math.isfinite(number) and number > 0):

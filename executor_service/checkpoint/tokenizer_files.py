@@ -64,7 +64,7 @@ def read_tokenizer(checkpoint: Checkpoint, config: Any = None) -> ModelTokenizer
     directory = checkpoint.directory
     source = _source(directory)
     if source is None:
-        _log.info("tokenizer_missing directory=%s: prompts are token ids", directory)
+        _log.info("tokenizer_missing directory=%s: prompts must be token ids", directory)
         return ModelTokenizer()
     files: dict[str, TokenizerFile] = dict(_usable(checkpoint.tokenizer_files))
     settings = _read_object(directory / _CONFIG)
@@ -106,7 +106,7 @@ def with_tokenizer_eos(
             "tokenizer_eos_ignored token_id=%d: the model has %d tokens", token_id, vocab_size
         )
         return eos_token_ids
-    _log.info("tokenizer_eos_added token_id=%d beside=%s", token_id, list(eos_token_ids))
+    _log.info("tokenizer_eos_added token_id=%d eos_token_ids=%s", token_id, list(eos_token_ids))
     return (*eos_token_ids, token_id)
 
 
@@ -121,7 +121,7 @@ def _convert(directory: Path, config: Any) -> Any:  # noqa: ANN401
         # With mistral-common installed, AutoTokenizer returns its class for tekken.json.
         tokenizer = PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
     if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise TypeError(f"{type(tokenizer).__name__} has no form as {_TOKENIZER}")
+        raise TypeError(f"{type(tokenizer).__name__} cannot be converted to {_TOKENIZER}")
     return tokenizer
 
 
@@ -135,7 +135,7 @@ def _as_it_is(
     file = files.get(_TOKENIZER)
     if not isinstance(file, Path):
         _log.warning(
-            "tokenizer_unreadable source=%s reason=%r: prompts are token ids", source, reason
+            "tokenizer_unreadable source=%s reason=%r: prompts must be token ids", source, reason
         )
         return ModelTokenizer()
     _log.warning("tokenizer_read_as_it_is source=%s reason=%r", source, reason)

@@ -174,10 +174,10 @@ def _known_in_float32(loaded: LoadedModel, *, is_int8: bool) -> KnownLogits:
         max(passed, default=0),
     )
     if known is None:
-        raise OutOfMemory("no room for a layer in float32")
+        raise OutOfMemory("not enough memory for a layer in float32")
     for name in reading.names:
         raise TrialFailed(
-            f"its code reads {name} = {unknown[name]!r}, and sequences so long are not tried"
+            f"its code reads {name} = {unknown[name]!r}; the trial has no sequences of that length"
         )
     return known
 

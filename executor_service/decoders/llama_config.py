@@ -143,7 +143,7 @@ def why_not_llama_config(model: Any) -> str | None:  # noqa: ANN401
     """
     model_class = type(model)
     if f"{model_class.__module__}.{model_class.__qualname__}" not in _CLASSES:
-        return f"{model_class.__name__} is no class that is known to compute a Llama"
+        return f"{model_class.__name__} is not a supported Llama class"
     return next(_wrong_settings(vars(model.config)), None)
 
 
@@ -153,7 +153,7 @@ def why_not_llama_settings(settings: Mapping[str, object]) -> str | None:
     It is for configurations that no class of `transformers` computes, so that no trial can decide.
     """
     unknown = unknown_fields(settings).items()
-    reasons = (f"{name} is {setting!r}, which is not understood" for name, setting in unknown)
+    reasons = (f"{name} is {setting!r}, which is not supported" for name, setting in unknown)
     return next(_wrong_settings(settings), next(reasons, None))
 
 
@@ -179,7 +179,7 @@ def _wrong_settings(settings: Mapping[str, object]) -> Iterator[str]:
         is_wrong = name in _ONLY and setting is not None and setting not in _ONLY[name]
         is_nested = "." in name and isinstance(setting, dict)
         if is_wrong or is_nested or (name == "layer_types" and not _are_layer_types(setting)):
-            yield f"{name} is {setting!r}, which is not understood"
+            yield f"{name} is {setting!r}, which is not supported"
 
 
 def _fields(settings: Mapping[str, object]) -> Iterator[tuple[str, object]]:
@@ -246,7 +246,7 @@ def why_not_llama(loaded: LoadedModel) -> str | None:
 def _why_not_parts(model: Any) -> str | None:  # noqa: ANN401
     base = getattr(model, "model", None)
     if _parts(model) != {"model", "lm_head"} or base is None or _parts(base) != _MODEL_PARTS:
-        return "the model has other parts"
+        return "the model has other submodules"
     for layer in base.layers:
         attention_parts = _parts(getattr(layer, "self_attn", None))
         if (
@@ -254,14 +254,14 @@ def _why_not_parts(model: Any) -> str | None:  # noqa: ANN401
             or attention_parts not in (_ATTENTION_PARTS, _ATTENTION_PARTS | _HEAD_NORMS)
             or _parts(layer.mlp) != _MLP_PARTS
         ):
-            return "its layers have other parts"
+            return "its layers have other submodules"
         activation = type(layer.mlp.act_fn).__name__
         if activation not in _ACTIVATIONS:
             return f"its activation is {activation}"
     norms = [module for name, module in base.named_modules() if name.endswith("norm")]
     epsilons = {getattr(norm, "variance_epsilon", None) for norm in norms}
     if len(epsilons) > 1 or None in epsilons:
-        return "its norms have no epsilon in common"
+        return "its norms do not share one epsilon"
     return None
 
 
@@ -269,10 +269,10 @@ def _why_not_layers(loaded: LoadedModel) -> str | None:
     shapes = {(shape.key_dim, shape.value_dim, shape.num_kv_heads) for shape in loaded.layers}
     key_dim, value_dim, _ = next(iter(shapes))
     if len(shapes) > 1 or key_dim != value_dim or key_dim % 2:
-        return "its heads differ in size, or have an odd one"
+        return "its heads have different or odd sizes"
     options = loaded.layer_options
     if len({each.scale for each in options}) > 1:
-        return "its layers scale scores differently"
+        return "its layers use different attention scales"
     if any(each.softcap is not None or each.sinks is not None for each in options):
         return "its attention has a soft cap or sinks"
     return None

@@ -135,7 +135,7 @@ class KVCache:
         except (RuntimeError, MemoryError, ValueError) as error:
             raise OutOfMemory(
                 f"the {name} pool does not fit: {num_blocks} blocks of {self.block_bytes} bytes"
-                f" ({num_blocks * self.block_bytes / 2**30:.2f} GiB); num_{name}_blocks can be less"
+                f" ({num_blocks * self.block_bytes / 2**30:.2f} GiB); lower --num-{name}-blocks"
             ) from error
         return memory.view(num_blocks, self.block_bytes)
 

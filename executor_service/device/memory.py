@@ -269,15 +269,17 @@ def _is_usable(directory: Path) -> bool:
         found = directory.lstat()
         problem = ""
         if not stat.S_ISDIR(found.st_mode):
-            problem = "it is no directory"
+            problem = "not a directory"
         elif found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
-            problem = "others can write to it"
+            problem = "other users can write to it"
         elif not os.access(directory, os.W_OK):
-            problem = "it cannot be written to"
+            problem = "not writable"
     except OSError as error:
         problem = error.strerror or str(error)
     if problem:
-        message = "reservations_not_shared directory=%r reason=%r: other executors are not counted"
+        message = (
+            "reservations_not_shared directory=%r reason=%r: memory of other executors is ignored"
+        )
         _log.warning(message, str(directory), problem)
     return not problem
 
@@ -340,5 +342,5 @@ def choose_device(asked: str, index: int, num_gpus: int) -> str:
     if asked == "cpu" or (asked == "auto" and num_gpus == 0):
         return "cpu"
     if num_gpus == 0:
-        raise BackendUnavailable("device cuda: torch sees no GPU here; allowed: auto or cpu")
+        raise BackendUnavailable("device cuda: torch finds no GPU; allowed: auto or cpu")
     return f"cuda:{index % num_gpus}"

@@ -282,7 +282,7 @@ class RowGrammar:
         message = error_message(error)
         if not message or _STRAY in error:
             number = self._num_followed + 1
-            message = f"token {number} of the sequence does not follow the grammar"
+            message = f"token {number} of the sequence does not match the grammar"
         elif message == NO_TEXT:
             message = "no token of the model can continue the text"
         self.error = message

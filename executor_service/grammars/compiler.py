@@ -27,7 +27,7 @@ from splitserve_grammars.trial import GrammarTrials, TrialTooSlow
 
 _MAX_WAITING = 1024
 _MAX_END_S = 1.0
-_BROKEN = "it could not be compiled here"
+_BROKEN = "the executor could not compile the grammar"
 
 _log = logging.getLogger(__name__)
 

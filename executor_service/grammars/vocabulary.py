@@ -71,7 +71,7 @@ def _tokenizer(token_bytes: list[bytes], eos_token_ids: Sequence[int]) -> LLToke
         # A panic in Rust is not an Exception; the model is served without grammars then.
         if type(error).__name__ != "PanicException":
             raise
-        raise TokenizerUnsupported(f"llguidance cannot take its tokens: {error}") from error
+        raise TokenizerUnsupported(f"llguidance rejects the tokens: {error}") from error
 
 
 def _pack(tokens: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
@@ -149,7 +149,7 @@ def _pieces(vocab: Mapping[str, int] | Sequence[Sequence[Any]]) -> Iterable[tupl
 def _decoder(decoder: dict[str, Any] | None) -> _Decode:
     """Returns a function from pieces to bytes. Raises TokenizerUnsupported."""
     if decoder is None:
-        raise TokenizerUnsupported("its tokenizer has no decoder")
+        raise TokenizerUnsupported("the tokenizer has no decoder")
     replaces: list[_Replace] = []
     has_byte_tokens = False
     for step in _steps(decoder):
@@ -165,7 +165,7 @@ def _decoder(decoder: dict[str, Any] | None) -> _Decode:
             case "Fuse" | "Strip":
                 pass
             case kind:
-                raise TokenizerUnsupported(f"its tokenizer has a decoder of type {kind}")
+                raise TokenizerUnsupported(f"the tokenizer has a decoder of type {kind}")
     return lambda pieces: [_metaspace(piece, replaces, has_byte_tokens) for piece in pieces]
 
 
@@ -178,7 +178,7 @@ def _steps(decoder: dict[str, Any]) -> Iterable[dict[str, Any]]:
 def _replace(step: dict[str, Any]) -> _Replace:
     pattern: str | None = step["pattern"].get("String")
     if pattern is None:
-        raise TokenizerUnsupported("its tokenizer decodes by a regular expression")
+        raise TokenizerUnsupported("the tokenizer decodes with a regular expression")
     return pattern, step["content"]
 
 

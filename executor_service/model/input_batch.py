@@ -329,7 +329,7 @@ def _awaited(
     is_selected = np.isin(awaited.rows, selected)
     if not is_selected.any():
         return None
-    assert sampled is not None, "there is something to take what is awaited from"
+    assert sampled is not None, "awaited tokens need sampled tokens"
     rows = awaited.rows[is_selected]
     tokens, indexes = sampled.find(awaited.step_ids[is_selected], step.row_ids[rows])
     # Each of these rows has one input token.

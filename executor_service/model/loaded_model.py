@@ -135,8 +135,8 @@ _LAYER_TYPE_REASONS = {
     "hybrid": "hybrid layers keep a recurrent state",
 }
 _SERVED_INSTEAD = (
-    "not served; served would be a model whose layers all attend, to everything or to a sliding"
-    " window, through transformers' attention interface"
+    "not served; supported: a model whose layers all use full or sliding-window attention through"
+    " transformers' attention interface"
 )
 # Rotary embeddings whose frequencies depend on the longest position in the batch.
 _GROWING_ROPE_TYPES = frozenset({"dynamic", "longrope"})
@@ -153,7 +153,7 @@ def choose_max_model_len(config: Any, requested: int | None) -> int:  # noqa: AN
         return requested or _DEFAULT_MODEL_LEN
     if requested is not None and requested > limit:
         raise ModelUnsupported(
-            f"{config.model_type}: --max-model-len {requested} is more than its {limit} positions"
+            f"{config.model_type}: --max-model-len is {requested}; allowed: at most {limit}"
         )
     return requested or limit
 
@@ -178,13 +178,13 @@ def check_model_class(model_class: type) -> None:
     # Both attributes are internal to transformers; without them the trial after loading refuses
     # the model, only later.
     if getattr(model_class, "_is_stateful", False):
-        raise ModelUnsupported(f"{name}: it keeps a recurrent state: {_SERVED_INSTEAD}")
+        raise ModelUnsupported(f"{name}: keeps a recurrent state: {_SERVED_INSTEAD}")
     if _numbers_from_padding(model_class):
-        reason = "its positions begin behind pad_token_id, not at 0"
+        reason = "positions start after pad_token_id, not at 0"
         raise ModelUnsupported(f"{name}: {reason}: {_SERVED_INSTEAD}")
     uses_interface = getattr(model_class, "_can_set_attn_implementation", None)
     if uses_interface is not None and not uses_interface():
-        reason = "it bypasses transformers' attention interface"
+        reason = "bypasses transformers' attention interface"
         raise ModelUnsupported(f"{name}: {reason}: {_SERVED_INSTEAD}")
 
 

@@ -190,5 +190,5 @@ def _stack_of(model: nn.Module, attention_modules: Sequence[nn.Module]) -> list[
                     layer_of.setdefault(module, layer)
     layers = [layer_of[module] for module in attention_modules if module in layer_of]
     if len(set(layers)) != len(attention_modules):
-        raise ModelUnsupported(f"{type(model).__name__}: its layers are not one stack of layers")
+        raise ModelUnsupported(f"{type(model).__name__}: the layers do not form one stack")
     return layers

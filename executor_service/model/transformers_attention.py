@@ -168,12 +168,14 @@ def _refuse_unknown_arguments(
 ) -> None:
     name = type(module).__name__
     if attention_mask is not None:
-        raise ModelUnsupported(f"{name} builds an attention mask of its own")
+        raise ModelUnsupported(f"{name} builds its own attention mask")
     if False in (kwargs.get("is_causal"), getattr(module, "is_causal", None)):
         raise ModelUnsupported(f"{name} is not causal")
     for argument, argument_value in kwargs.items():
         if argument not in _IGNORED_ARGUMENTS and argument_value is not None:
-            raise ModelUnsupported(f"{name} passes {argument!r}, which paged attention cannot do")
+            raise ModelUnsupported(
+                f"{name} passes {argument!r}, which paged attention does not support"
+            )
 
 
 # -- Probe runs through paged attention on scratch blocks ------------------------------------------

@@ -77,7 +77,7 @@ class DecodeRuns:
         """Returns whether `run` can take `step` and give each row all tokens that it may get."""
         if not self.serves(step):
             return False
-        assert step.num_run_on_tokens is not None, "a step whose rows run on"
+        assert step.num_run_on_tokens is not None, "the step has run-on rows"
         return np.array_equal(self._num_tokens(step), step.num_run_on_tokens + 1)
 
     def run(self, step: StepInput) -> tuple[Tensor, RunRows]:
@@ -86,10 +86,10 @@ class DecodeRuns:
         Returns the tokens [R, m], in the form of `RunningModel`, and the run rows with their
         limits.
         """
-        assert self._model is not None, "the model runs on"
+        assert self._model is not None, "the model supports runs"
         rows = np.arange(step.num_rows)
         draws = plain_draws(step, rows, self._loaded.vocab_size)
-        assert draws is not None, "nothing but logits decides"
+        assert draws is not None, "all rows have plain draws"
         stops = [params.stop_token_ids for params in step.sampling_params.objects]
         run_rows = RunRows.of(draws, self._num_tokens(step), stops)
         return self._model.decode_run(self._batches.of_rows(step, rows), run_rows), run_rows
@@ -99,7 +99,7 @@ class DecodeRuns:
 
         The model has no positions beyond max_model_len.
         """
-        assert step.num_run_on_tokens is not None, "a step whose rows run on"
+        assert step.num_run_on_tokens is not None, "the step has run-on rows"
         num_positions = np.maximum(self._loaded.max_model_len - step.num_computed_tokens, 1)
         return np.minimum(step.num_run_on_tokens + 1, np.minimum(num_positions, _MAX_NUM_TOKENS))
 

@@ -127,7 +127,7 @@ class ForwardPass:
                 errors[row] = _LEANS_ON_FAILED_ROW
             spoiled_blocks.update(written)
         if not results:
-            raise StepFailed(f"every row failed, the last: {errors[row]}") from raised
+            raise StepFailed(f"all rows failed; last error: {errors[row]}") from raised
         return self._merge([results[row] for row in sorted(results)], errors)
 
     def _merge(self, results: Sequence[ForwardResult], errors: dict[int, str]) -> ForwardResult:
@@ -160,7 +160,7 @@ class ForwardPass:
 def _missing_adapters(step: StepInput) -> dict[int, str]:
     """Returns the error text of each row with an adapter: this executor can apply none."""
     return {
-        row: f"adapter {name!r} is not here; available: none"
+        row: f"adapter {name!r} is not available; available: none"
         for row, name in enumerate(step.adapters)
         if name
     }

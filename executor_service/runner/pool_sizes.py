@@ -263,8 +263,8 @@ def _choose_device_blocks(factory: _RunnerFactory, cache_config: CacheConfig, ro
         limit = min(limit, cache_config.max_cpu_pool_bytes)
     if limit < size:
         raise OutOfMemory(
-            f"no room for KV blocks: one takes {size} bytes, {_free_text(factory.loaded, room)}, of"
-            f" which memory fraction {cache_config.memory_fraction} allows to use"
+            f"no room for KV blocks: one takes {size} bytes, {_free_text(factory.loaded, room)};"
+            f" memory fraction {cache_config.memory_fraction} allows"
             f" {format_bytes(max(room.budget_bytes, 0))}, and a step takes {_step_text(room)};"
             " raise --memory-fraction, or lower --max-num-batched-tokens or --max-num-seqs"
         )
@@ -284,8 +284,8 @@ def _choose_host_blocks(
     if asked * size > free:
         raise OutOfMemory(
             f"the host pool does not fit: {asked} blocks of {size} bytes take"
-            f" {format_bytes(asked * size)}, {format_bytes(max(free, 0))} of host memory are left"
-            " beside the rest; lower --num-host-blocks"
+            f" {format_bytes(asked * size)}, only {format_bytes(max(free, 0))} of host memory"
+            " are left; lower --num-host-blocks"
         )
     return asked
 
@@ -311,7 +311,7 @@ def _log_plan(loaded: LoadedModel, cache: KVCache, room: _Room) -> None:
 def _free_text(loaded: LoadedModel, room: _Room) -> str:
     """Returns an error text about the free memory and the weights."""
     weights = format_bytes(loaded.weights_bytes)
-    return f"{room.free_bytes} bytes are free on {loaded.device} beside the weights ({weights})"
+    return f"{room.free_bytes} bytes are free on {loaded.device} besides the weights ({weights})"
 
 
 def _step_text(room: _Room) -> str:
@@ -411,7 +411,7 @@ def measure_worst_step(
         output = execute_step(make_runner(), step)
         for row, message in output.row_errors.items():
             if output.row_statuses[row] == RowStatus.FAILED:
-                raise StepFailed(f"the largest step cannot be run: {message}")
+                raise StepFailed(f"the largest step failed: {message}")
 
     return meter.peak_bytes(run)
 

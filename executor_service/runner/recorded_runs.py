@@ -145,9 +145,9 @@ class RecordedRuns:
         ) -> float:
             for name, numbers in expected.items():
                 if not torch.equal(actual[name], numbers):
-                    raise TrialFailed(f"{name} of {num_rows} rows that went on are others")
+                    raise TrialFailed(f"{name} of {num_rows} continued rows differ")
             if not torch.equal(self._taken[:num_rows], self._drawn[:num_rows]):
-                raise TrialFailed(f"{num_rows} rows got other tokens than were drawn")
+                raise TrialFailed(f"tokens of {num_rows} rows differ from the drawn tokens")
             return 0.0
 
         Trial(filled_anew, advanced, (rows,), differences).check()

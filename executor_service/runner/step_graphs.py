@@ -146,7 +146,7 @@ class StepGraphs:
     def decode_run(self, batch: InputBatch, rows: RunRows) -> Tensor:
         shape = smallest(self._replays, batch.rows)
         assert shape is not None, "all decodes are recorded"
-        assert self._runs is not None, "whoever can run has runs"
+        assert self._runs is not None, "runs are recorded"
         self._inputs.fill(batch.rows, shape, batch.uploads, rows.draws, rows.num_tokens)
         return self._runs.run(shape, self._replays[shape], len(rows), rows.max_num_tokens)
 
@@ -221,7 +221,7 @@ class StepGraphs:
             candidate=lambda _words: self._outputs.token_ids[:num_lines],
             cases=(self._inputs.words(shape),),
             error_of=lambda _words, expected, actual: float((expected != actual).sum()),
-            complaint=lambda wrong: f"{wrong:.0f} of {num_lines} rows draw another token",
+            complaint=lambda wrong: f"{wrong:.0f} of {num_lines} rows draw different tokens",
         ).check()
 
     def _trial_rows(self, shape: StepShape) -> PassRows:

@@ -132,7 +132,7 @@ def _constrain(
     forbidden: list[list[int]] = []
     for rows in by_params.values():
         constraints = params[rows[0]].constraints
-        assert constraints is not None, "rows without are not here"
+        assert constraints is not None, "all rows have constraints"
         _block(logits, rows, constraints.blocked(logits.shape[1]), uploads)
         if constraints.phrases:
             phrase_rows += rows
@@ -192,7 +192,7 @@ def _penalize(logits: Tensor, params: ParamRows, counted: CountedRows) -> None:
 
 
 def _known(history: Sequence[int] | None) -> Sequence[int]:
-    assert history is not None, "a row whose logits depend on its history has it"
+    assert history is not None, "a row whose logits depend on its history has a history"
     return history
 
 

@@ -414,7 +414,7 @@ def _forbidden(params: SamplingParams, rows: SamplingRows, row: int) -> Int32Arr
         tokens += params.suppressed_token_ids
     if params.has_phrases and params.constraints is not None:
         history = rows.histories[row]
-        assert history is not None, "a row whose logits depend on its history has it"
+        assert history is not None, "a row whose logits depend on its history has a history"
         tokens += params.constraints.forbidden_after(history, position)
     return np.array(tokens, np.int32)
 

@@ -157,5 +157,5 @@ class ExecutorLives:
         _log.info("executor_life_begun executor_epoch=%d", executor_epoch)
         self.info = replace(self.info, executor_epoch=executor_epoch)
         self._worker.begin_life(executor_epoch)
-        gone = DomainError("DRAINING", "the executor has gone to another scheduler")
+        gone = DomainError("DRAINING", "the executor moved to another scheduler")
         self._streams.fail_all(gone)

@@ -141,7 +141,9 @@ class Membership:
         """Registers with the scheduler that `describe` chose. Raises RegistrationFailed."""
         async with self._changing:
             if self._scheduler is None:
-                raise RegistrationFailed(UNREACHABLE, {"problem": "it moves to another scheduler"})
+                raise RegistrationFailed(
+                    UNREACHABLE, {"problem": "the executor is moving to another scheduler"}
+                )
             try:
                 epoch = await self._door(self._scheduler).register(info)
             except RegistrationFailed as failure:

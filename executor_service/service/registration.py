@@ -271,7 +271,7 @@ class Registrar:
                 {
                     "reason": "FUTURE_SCHEDULER_EPOCH",
                     "message": f"the scheduler_epoch {scheduler_epoch} is more than an hour ahead"
-                    " of the clock here",
+                    " of the executor's clock",
                 },
             )
         self._adopt_scheduler_epoch(scheduler_epoch)

@@ -82,7 +82,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         """Streams the tokenizer files in chunks of at most 1 MiB."""
         files = self._ready_executor().tokenizer_files
         if not files:
-            raise DomainError("TOKENIZER_UNAVAILABLE", "this model comes without a tokenizer")
+            raise DomainError("TOKENIZER_UNAVAILABLE", "the model has no tokenizer")
         for name, file in files.items():
             content = await asyncio.to_thread(read_tokenizer_file, file)
             for start in range(0, max(1, len(content)), _CHUNK_BYTES):
@@ -260,7 +260,7 @@ class ExecuteStreams:
         for other in self._open:
             if other.number < stream.number and other.scheduler_epoch <= stream.scheduler_epoch:
                 other.fail(
-                    DomainError("STREAM_SUPERSEDED", "a newer Execute stream took this one's place")
+                    DomainError("STREAM_SUPERSEDED", "a newer Execute stream replaced this one")
                 )
 
     def stop_reading(self) -> None:

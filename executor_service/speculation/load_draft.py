@@ -51,7 +51,7 @@ class LoadedDraft:
 
     @property
     def description(self) -> str:
-        return f"{self.compute.loaded.name} by {self.compute.description}"
+        return f"{self.compute.loaded.name} with {self.compute.description}"
 
     def proposer(self, runner: ModelRunner, target: LoadedModel, max_num_tokens: int) -> DraftModel:
         compute = self.compute
@@ -111,13 +111,14 @@ def check_draft(draft: LoadedModel, target: LoadedModel) -> None:
     if draft.kv_dtype != target.kv_dtype:
         raise _unfit(
             draft.name,
-            f"its KV cache is {draft.kv_dtype_name}, that of {target.name} {target.kv_dtype_name}",
+            f"its KV cache is {draft.kv_dtype_name}, that of {target.name} is"
+            f" {target.kv_dtype_name}",
         )
     window = target.sliding_window
     if window is not None and (draft.sliding_window is None or draft.sliding_window > window):
         raise _unfit(
             draft.name,
-            f"it attends to more than the {window} tokens that {target.name} keeps the blocks of",
+            f"it attends to more than the {window} tokens whose blocks {target.name} keeps",
         )
     _check_vocabulary(draft.name, draft.tokenizer_files, draft.vocab_size, target)
 
@@ -148,7 +149,7 @@ def _check_vocabulary(
     if differing:
         raise _unfit(
             name,
-            f"{len(differing)} tokens of its tokenizer.json are not those of {target.name}",
+            f"{len(differing)} tokens of its tokenizer.json differ from those of {target.name}",
         )
 
 
@@ -191,12 +192,12 @@ class LoadedHead:
 
     @property
     def description(self) -> str:
-        return f"{self.name} (EAGLE-3) by {self.compute.description}"
+        return f"{self.name} (EAGLE-3) with {self.compute.description}"
 
     def proposer(self, runner: ModelRunner, target: LoadedModel, max_num_tokens: int) -> DraftModel:
         model, own = runner.model, runner.cache.of_layers(slice(len(target.layers), None))
         if not isinstance(model, RevealingModel):
-            raise _unfit(self.name, f"{target.name} does not show what is between its layers")
+            raise _unfit(self.name, f"{target.name} does not expose its hidden states")
         states = HeadStates(own.key_pools[1], self.compute.linear(self.weights.fc))
         model.reveal(self.config.layers_of(len(target.layers)), states.take)
         embedding = self.weights.embedding
@@ -273,14 +274,14 @@ def _check_head(name: str, config: HeadConfig, target: LoadedModel) -> None:
     num_layers = len(target.layers)
     if config.target_width != width:
         raise _unfit(
-            name, f"it reads states of {config.target_width} numbers, {target.name} has {width}"
+            name, f"it reads hidden states of size {config.target_width}, {target.name} has {width}"
         )
     if config.vocab_size != target.vocab_size:
         raise _unfit(
             name, f"it has {config.vocab_size} tokens, {target.name} has {target.vocab_size}"
         )
     if target.sliding_window is not None and target.sliding_window < _LEAST_WINDOW:
-        raise _unfit(name, f"{target.name} keeps the blocks of {target.sliding_window} tokens only")
+        raise _unfit(name, f"{target.name} keeps the blocks of only {target.sliding_window} tokens")
     if max(config.layers_of(num_layers)) > num_layers:
         raise _unfit(
             name,

@@ -107,7 +107,7 @@ class SpeculatingRunner:
 
 def _most_guesses(turn: StepInput) -> Int32Array:
     """Returns the most guesses of each row, [K]; none for rows that compute a prompt."""
-    assert turn.num_run_on_tokens is not None, "a step whose rows run on"
+    assert turn.num_run_on_tokens is not None, "the step has run-on rows"
     can_be_guessed = turn.samples & (turn.num_new_tokens == 1)
     return np.where(can_be_guessed, turn.num_run_on_tokens, 0).astype(np.int32)
 

@@ -158,7 +158,7 @@ def _check_work_rows(work: Work, exists: BoolArray, info: ExecutorInfo) -> int:
     limit = info.limits.max_num_batched_tokens
     if num_tokens > limit:
         raise BatchRefused(
-            _LIMIT, "work.num_new_tokens", f"{num_tokens} tokens in all; allowed: at most {limit}"
+            _LIMIT, "work.num_new_tokens", f"{num_tokens} tokens in total; allowed: at most {limit}"
         )
     if len(work.samples) and np.maximum.reduce(work.samples) > 1:
         raise BatchRefused(
@@ -188,8 +188,8 @@ def _check_positions(
             _POSITION,
             "work.num_computed_tokens",
             f"the last position of row {work.row_ids[index]} is {last}; allowed: below"
-            f" {num_slots[index]}, which its block table covers, of at most"
-            f" {info.model.max_model_len} tokens",
+            f" {num_slots[index]}, limited by its block table and max_model_len"
+            f" {info.model.max_model_len}",
         )
 
 
@@ -283,7 +283,7 @@ def check_adapters(content: BatchContent, rows: RowTable, info: ExecutorInfo) ->
         raise BatchRefused(
             StepErrorReason.LIMIT_EXCEEDED,
             "work.row_ids",
-            f"their rows have {num_adapters} distinct adapters; allowed: at most {limit}",
+            f"the rows have {num_adapters} distinct adapters; allowed: at most {limit}",
         )
 
 
@@ -327,7 +327,7 @@ def _num_drafts(work: Work, num_tokens: int, info: ExecutorInfo) -> Int64Array:
         raise BatchRefused(
             StepErrorReason.LIMIT_EXCEEDED,
             _DRAFTS,
-            f"{num_drafts} drafts beside {num_tokens} tokens; allowed: at most {limit} in all",
+            f"{num_drafts} drafts and {num_tokens} tokens; allowed: at most {limit} in total",
         )
     check_below(
         work.draft_token_ids,

@@ -77,7 +77,7 @@ class _DraftedStep:
     @classmethod
     def of(cls, step: StepInput, drafts: TokenRuns) -> _DraftedStep:
         """Builds the step of lines; `step` itself has no drafts any more."""
-        assert step.awaited is None, "whoever takes several tokens a step begins when it is alone"
+        assert step.awaited is None, "a step with drafts begins only when no other step runs"
         counts = drafts.counts
         row_of_line = np.repeat(np.arange(step.num_rows), counts + 1)
         first_lines = np.concatenate([[0], np.cumsum(counts + 1)[:-1]])
@@ -273,7 +273,7 @@ class _Turns:
         `has_run`: whether `first` comes from a runner that runs on, and not from draft tokens
         alone.
         """
-        assert step.num_run_on_tokens is not None, "a step whose rows run on"
+        assert step.num_run_on_tokens is not None, "the step has run-on rows"
         self._step = step
         self._first = first
         # Where the next token of each row is written: after its input.
@@ -354,7 +354,7 @@ class _Turns:
 
 def _is_all(step: StepInput, ran: StepOutput) -> bool:
     """Returns whether each row got its maximal number of tokens."""
-    assert step.num_run_on_tokens is not None, "a step whose rows run on"
+    assert step.num_run_on_tokens is not None, "the step has run-on rows"
     return ran.runs is not None and np.array_equal(ran.runs.counts, step.num_run_on_tokens + 1)
 
 

@@ -69,12 +69,12 @@ def _check_histories(rows: NewRows, info: ExecutorInfo) -> None:
     is_right = np.where(needs_history, lengths >= rows.num_prompt_tokens, lengths == 0)
     if not is_right.all():
         index = int((~is_right).argmax())
-        allowed = f"at least the {rows.num_prompt_tokens[index]} of its prompt"
+        allowed = f"at least the {rows.num_prompt_tokens[index]} tokens of its prompt"
         raise BatchRefused(
             _MALFORMED,
             "new_rows.history_offsets",
             f"row {rows.row_ids[index]} has a history of {lengths[index]} tokens; allowed:"
-            f" {allowed if needs_history[index] else 'none with its sampling params'}",
+            f" {allowed if needs_history[index] else 'none for its sampling params'}",
         )
     check_below(
         rows.history_token_ids,
@@ -90,7 +90,7 @@ def _check_adapters(rows: NewRows, info: ExecutorInfo) -> None:
         check_feature(Feature.ADAPTERS, info, path)
     for index, name in enumerate(rows.adapters):
         if not name or name in rows.adapters[:index]:
-            problem = f"element {index} is {name!r}; allowed: distinct names that are not empty"
+            problem = f"element {index} is {name!r}; allowed: distinct, non-empty names"
             raise BatchRefused(_MALFORMED, path, problem)
     if len(rows.adapter_indexes):
         path = "new_rows.adapter_indexes"
@@ -247,7 +247,7 @@ def check_below(
     if np.maximum.reduce(unsigned) >= limit:
         is_wrong = (column < low) | (column >= limit)
         if low == 0 or np.count_nonzero(is_wrong):
-            allowed = f"allowed: {low} .. {limit - 1}" if limit > low else "there is none"
+            allowed = f"allowed: {low} .. {limit - 1}" if limit > low else "allowed: none"
             raise _refusal_of_first(is_wrong, column, reason, path, allowed)
 
 
@@ -284,7 +284,7 @@ def check_rows(column: Int32Array, exists: BoolArray, path: str) -> None:
     if np.count_nonzero(exists) - np.count_nonzero(others) == len(column):
         return
     if not exists[column].all():
-        allowed = "the row table has no such row"
+        allowed = "allowed: rows in the row table"
         raise _refusal_of_first(~exists[column], column, StepErrorReason.ROW_UNKNOWN, path, allowed)
     _refuse_duplicate(column, StepErrorReason.MALFORMED, path)
 
@@ -311,7 +311,7 @@ def check_length(column: _Column, length: int, path: str, parallel: str) -> None
         raise BatchRefused(
             StepErrorReason.MALFORMED,
             path,
-            f"{len(column)} elements; allowed: {length}, because of {parallel}",
+            f"{len(column)} elements; allowed: {length}, as many as {parallel}",
         )
 
 
@@ -370,9 +370,9 @@ def check_grammar(grammar: Grammar, params: SamplingParams, info: ExecutorInfo, 
     if sum(num_bytes) > MAX_GRAMMAR_BYTES:
         raise _malformed(path, f"has {sum(num_bytes)} bytes; allowed: at most {MAX_GRAMMAR_BYTES}")
     if params.min_tokens > 0 or params.suppressed_token_ids:
-        raise _malformed(path, "comes with min_tokens; allowed: one of them")
+        raise _malformed(path, "is set with min_tokens; allowed: one of them")
     if not info.model.eos_token_ids:
-        raise _malformed(path, "is for a model without eos_token_ids; allowed: one that has any")
+        raise _malformed(path, "is set; allowed only for a model with eos_token_ids")
 
 
 def _malformed(path: str, message: str) -> BatchRefused:

@@ -27,7 +27,7 @@ BoolArray = npt.NDArray[np.bool_]
 Float32Array = npt.NDArray[np.float32]
 
 
-INVALID_LOGITS = "the model returned logits that are NaN, +inf, or -inf alone"
+INVALID_LOGITS = "the model returned logits with NaN or +inf, or only -inf"
 
 
 class RowStatus(IntEnum):
@@ -293,7 +293,7 @@ class FailedStep:
 def execute_step(runner: Runner, step: StepInput) -> StepOutput:
     """Begins and finishes `step`; all steps before must be finished. Raises StepFailed."""
     pending = runner.begin(step)
-    assert pending is not None, "there is no step to wait for"
+    assert pending is not None, "all earlier steps are finished"
     return pending.finish()
 
 

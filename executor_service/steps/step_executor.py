@@ -148,7 +148,7 @@ class StepExecutor:
         if running is not None:
             self._finish_what_is_done()
             return None if running.is_finished else running
-        assert answer is not None, "what did not begin has its answer"
+        assert answer is not None, "a step that did not begin has an answer"
         self.finish()
         then(answer)
         return None
@@ -183,7 +183,7 @@ class StepExecutor:
                 raise BatchRefused(
                     StepErrorReason.FUTURE_SCHEDULER_EPOCH,
                     "scheduler_epoch",
-                    f"{identity.scheduler_epoch}; allowed: an hour more than {self._now_ns()}",
+                    f"{identity.scheduler_epoch}; allowed: at most an hour after {self._now_ns()}",
                 )
             last_step_id = base_step_id = None
         if last_step_id is not None and step_id <= last_step_id:
@@ -194,7 +194,7 @@ class StepExecutor:
                 StepErrorReason.STALE_STEP,
                 "step_id",
                 f"{step_id}; allowed: above {last_step_id}, or one of the stored"
-                f" {list(self._answers)}",
+                f" results {list(self._answers)}",
             )
         if identity.base_step_id is not None and identity.base_step_id != base_step_id:
             return self._answer(identity, StepStatus.NEED_SNAPSHOT)
@@ -260,7 +260,7 @@ class StepExecutor:
             self.finish()
             prepared = prepare_step(step_id, content, self._rows)
             pending = self._runner.begin(prepared.step)
-            assert pending is not None, "there is no step to wait for"
+            assert pending is not None, "all earlier steps are finished"
         return prepared, pending
 
     def _finish_what_is_done(self) -> None:
@@ -296,7 +296,7 @@ class StepExecutor:
         return self._answer(identity, StepStatus.FAILED, error=error, queue_us=running.queue_us)
 
     def _answer_output(self, running: RunningStep, output: StepOutput) -> StepAnswer:
-        assert running.prepared is not None, "what was computed was prepared"
+        assert running.prepared is not None, "a computed step was prepared"
         identity = running.identity
         output = running.prepared.merge(output, self._rows)
         self._rows.record_sampled(

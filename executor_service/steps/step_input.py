@@ -28,7 +28,7 @@ from executor_service.steps.token_runs import TokenRuns
 
 _Number = TypeVar("_Number", np.int32, np.uint8)
 
-_INPUT_UNAVAILABLE = "its input is a token that was never sampled"
+_INPUT_UNAVAILABLE = "the input token was never sampled"
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,7 @@ def try_rotary_write(write: RotaryWrite, loaded: LoadedModel, block_size: int, h
 
     `half`: half of the rotated dimensions. Raises TrialFailed, also if `write` raises something.
     """
-    with trial_failures("turning and writing heads"):
+    with trial_failures("rotating and writing heads"):
         num_blocks = -(-_NUM_TOKENS // block_size) + 1
         layer, device = layer_kinds(loaded)[0].layer, loaded.device
         cache = KVCache([layer], block_size, num_blocks, 0, loaded.kv_dtype, device)

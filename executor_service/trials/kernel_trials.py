@@ -68,7 +68,7 @@ def try_draw(draw: Draw, vocab_size: int, device: torch.device) -> float:
         error_of=_misdrawn,
         allowed=DRAW_TOLERANCE,
         complaint=lambda missed: (
-            f"tokens are off by {missed:.2g} of all weight, allowed {DRAW_TOLERANCE:g}"
+            f"tokens are off by {missed:.2g} of the total weight, allowed {DRAW_TOLERANCE:g}"
         ),
     ).run()
 
@@ -85,7 +85,7 @@ def _misdrawn(case: tuple[Tensor, SamplingRows], expected: np.ndarray, actual: n
     if len(wrong):
         row = int(wrong[0])
         raise TrialFailed(
-            f"token {int(actual[row])} where plain torch says {int(expected[row])}"
+            f"token {int(actual[row])}, plain torch has {int(expected[row])}"
             f" (row {row} of {len(logits)}, {rows.params[row]})"
         )
     chosen = np.flatnonzero(is_random & (actual >= 0))
@@ -174,7 +174,7 @@ def try_adjust(adjust: Adjust, vocab_size: int, device: torch.device) -> None:
             where = f"row {wrong[0]} of {len(params)}, {params[wrong[0]]}"
             raise TrialFailed(f"logits differ ({where})")
         if not torch.equal(logits, before):
-            raise TrialFailed("the logits given are overwritten")
+            raise TrialFailed("the input logits were overwritten")
         return 0.0
 
     Trial(
@@ -251,5 +251,5 @@ def try_copy(copy: CopyBlocks, device: torch.device) -> None:
         candidate=lambda _case: copied(copy),
         cases=(None,),
         error_of=lambda _case, expected, actual: float((actual != expected).any(dim=1).sum()),
-        complaint=lambda wrong: f"{wrong:.0f} of {_NUM_BLOCKS} blocks hold something else",
+        complaint=lambda wrong: f"{wrong:.0f} of {_NUM_BLOCKS} blocks have wrong contents",
     ).run()

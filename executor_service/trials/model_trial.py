@@ -90,7 +90,9 @@ def try_model(model: Any, text_config: Any, max_model_len: int) -> AttentionProf
         raise _not_served(name, str(error)) from error
     except Exception as error:
         if is_out_of_memory(error):
-            raise OutOfMemory(f"{name}: no memory left to try it ({one_line(error)})") from error
+            raise OutOfMemory(
+                f"{name}: out of memory during the trial run ({one_line(error)})"
+            ) from error
         # The models' own code may raise anything.
         raise _not_served(name, _why_it_failed(model, text_config, error)) from error
 
@@ -107,15 +109,15 @@ def _why_it_failed(model: Any, text_config: Any, error: Exception) -> str:  # no
     except Exception as own:
         # The models' own code may raise anything, here too.
         return (
-            "a trial run failed: its own code in transformers cannot run with this config.json,"
-            f" without paged attention either ({one_line(own)})"
+            "a trial run failed: its code in transformers cannot run with this config.json,"
+            f" even without paged attention ({one_line(own)})"
         )
-    return f"a trial run failed, with paged attention alone ({one_line(error)})"
+    return f"a trial run failed only with paged attention ({one_line(error)})"
 
 
 def _not_served(name: str, reason: str) -> ModelUnsupported:
-    served = "served would be what says the same through paged attention as by itself"
-    return ModelUnsupported(f"{name}: not served, since {reason}; {served}")
+    supported = "supported: a model whose output is the same with paged attention"
+    return ModelUnsupported(f"{name}: not served, because {reason}; {supported}")
 
 
 @torch.inference_mode()
@@ -130,7 +132,7 @@ def try_replacement(
     model's own noise, or if the replacement raises.
     """
     of_model = loaded.expected
-    assert of_model is not None, "models are replaced before it is settled what runs them"
+    assert of_model is not None, "expected logits are kept until the backend is chosen"
     expected, noise = of_model.logits, of_model.noise
     with trial_failures():
         if is_int8:
@@ -176,7 +178,7 @@ def _try_agreement(model: Any, profile: AttentionProfile, max_model_len: int) ->
     dtype, noise = torch.float32, 0.0
     known = float32_trial(model, profile.modules, max_model_len)
     if known is None:
-        _log.warning("not_tried_in_float32 model=%s: memory is short", type(model).__name__)
+        _log.warning("not_tried_in_float32 model=%s: not enough memory", type(model).__name__)
         dtype, noise = model.dtype, profile.expected.noise
         known = trial_of(model, max_model_len)
     tried = known.model
@@ -188,9 +190,9 @@ def _try_agreement(model: Any, profile: AttentionProfile, max_model_len: int) ->
 
     def complaint(error: float) -> str:
         return (
-            "its logits through paged attention differ from transformers' own"
+            "its logits with paged attention differ from those of transformers"
             f" (relative error {error:.2g}, allowed {tolerance:.2g} in {dtype}); it may"
-            " keep state outside attention or use a mask of its own"
+            " keep state outside attention or use its own mask"
         )
 
     try:

@@ -42,7 +42,7 @@ def why_no_c_modules() -> str | None:
     # Same choice as `triton/runtime/build.py`.
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        return "there is no C compiler (gcc or clang, or what CC names)"
+        return "no C compiler found (gcc, clang or the one in CC)"
     with tempfile.TemporaryDirectory() as folder:
         source, module = Path(folder, f"{_NAME}.c"), Path(folder, f"{_NAME}.so")
         source.write_text(_SOURCE, encoding="ascii")
@@ -58,7 +58,7 @@ def why_no_c_modules() -> str | None:
             if done.returncode:
                 return f"{compiler} failed: {_first_error(done.stderr)}"
             spec = importlib.util.spec_from_file_location(_NAME, module)
-            assert spec is not None, "the suffix is that of a module"
+            assert spec is not None, "the suffix is that of an extension module"
             importlib.util.module_from_spec(spec)
         except (OSError, ImportError, subprocess.TimeoutExpired) as error:
             return f"{compiler}: {error}"
@@ -94,7 +94,7 @@ def _first_error(text: str) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Runs the checks; returns the exit code."""
     parser = argparse.ArgumentParser(prog="splitserve_kernels.toolchain", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="what fails, as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the failures as one JSON object")
     options = parser.parse_args(arguments)
     checks: dict[str, Callable[[], str | None]] = dict(CHECKS)
     problems = {name: why for name, check in checks.items() if (why := check()) is not None}

@@ -66,8 +66,8 @@ def read_head_weights(files: Sequence[Path], config: HeadConfig, dtype: torch.dt
     embedding = tensors.get(_EMBEDDING)
     if embedding is None and config.width != config.target_width:
         raise ModelUnsupported(
-            f"{directory}: {_EMBEDDING} is missing, which a head of another width than its model"
-            f" needs: {config.width} and {config.target_width}"
+            f"{directory}: {_EMBEDDING} is missing; required because the head's width"
+            f" {config.width} differs from the model's {config.target_width}"
         )
     return HeadWeights(
         **by_name,
@@ -128,7 +128,7 @@ def _check_shapes(
 ) -> None:
     missing = [name for name in _NAMES.values() if name not in found]
     unknown = [name for name in found if name not in shapes]
-    for what, names in (("missing", missing), ("not known", unknown)):
+    for what, names in (("missing", missing), ("unknown", unknown)):
         if names:
             shown = ", ".join(sorted(names)[:_NUM_NAMED])
             raise ModelUnsupported(
@@ -137,7 +137,7 @@ def _check_shapes(
     for name, shape in found.items():
         if shape != shapes[name]:
             raise ModelUnsupported(
-                f"{directory}: {name} is {list(shape)}, where config.json says {list(shapes[name])}"
+                f"{directory}: {name} has shape {list(shape)}; allowed: {list(shapes[name])}"
             )
 
 
@@ -156,7 +156,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
-        raise ValueError(f"{path.name} holds no tensors by their names")
+        raise ValueError(f"{path.name} is not a dictionary of tensors")
     return tensors
 
 
@@ -181,7 +181,7 @@ def _token_ids(directory: Path, offsets: Tensor | None, config: HeadConfig) -> T
     token_ids = own + offsets.to(torch.int64)
     if int(token_ids.min()) < 0 or int(token_ids.max()) >= config.vocab_size:
         raise ModelUnsupported(
-            f"{directory}: {_OFFSETS} means tokens from {int(token_ids.min())} to"
+            f"{directory}: {_OFFSETS} maps to tokens from {int(token_ids.min())} to"
             f" {int(token_ids.max())}; allowed: 0 to {config.vocab_size - 1}"
         )
     return token_ids
@@ -299,19 +299,19 @@ def _check_settings(directory: Path, settings: Mapping[str, Any], own: Mapping[s
     of_llama = {name: each for name, each in settings.items() if name not in _OWN | _ONLY.keys()}
     reason = why_not_llama_settings(of_llama)
     if reason is not None:
-        raise _refused(directory, f"{reason}; allowed: what a Llama has")
+        raise _refused(directory, f"{reason}; allowed: the settings of a Llama model")
     for name, setting in {**own, **settings}.items():
         if name in _ONLY and setting not in (None, _ONLY[name]):
             raise _refused(directory, f"{name} is {setting!r}; allowed: {_ONLY[name]!r}")
         if name in own and name not in _ONLY.keys() | {_LAYER_IDS} and setting is not None:
-            raise _refused(directory, f"eagle_config.{name} is {setting!r}, not understood")
+            raise _refused(directory, f"eagle_config.{name} is {setting!r}, which is not supported")
     if settings.get("sliding_window") is not None and settings.get("use_sliding_window", True):
         raise _refused(
             directory, f"sliding_window is {settings['sliding_window']!r}; allowed: none"
         )
     if settings.get("partial_rotary_factor") not in (None, 1, 1.0):
-        given = settings["partial_rotary_factor"]
-        raise _refused(directory, f"partial_rotary_factor is {given!r}; allowed: 1")
+        factor = settings["partial_rotary_factor"]
+        raise _refused(directory, f"partial_rotary_factor is {factor!r}; allowed: 1")
 
 
 def _layer_ids(
@@ -322,9 +322,7 @@ def _layer_ids(
         return None
     is_list = isinstance(given, list) and len(given) == NUM_STATES
     if not is_list or not all(type(each) is int and each >= 0 for each in given):
-        raise _refused(
-            directory, f"{_LAYER_IDS} is {given!r}; allowed: {NUM_STATES} indexes of layers"
-        )
+        raise _refused(directory, f"{_LAYER_IDS} is {given!r}; allowed: {NUM_STATES} layer indexes")
     # Two conventions are in use: layers whose inputs are read, usually from 2 on, and layers whose
     # outputs are read, usually from 1 on.
     return tuple(each + (given[0] == 1) for each in given)
@@ -337,9 +335,9 @@ def _size(
     if given is None and default is not None:
         return default
     if type(given) is not int or given < 1:
-        raise _refused(directory, f"{name} is {given!r}; allowed: an integer from 1 on")
+        raise _refused(directory, f"{name} is {given!r}; allowed: an integer of 1 or more")
     return given
 
 
 def _refused(directory: Path, reason: str) -> ModelUnsupported:
-    return ModelUnsupported(f"{directory}: an EAGLE-3 head, not served: {reason}")
+    return ModelUnsupported(f"{directory}: EAGLE-3 head not served: {reason}")

@@ -95,7 +95,7 @@ def _compiler() -> str:
     """Returns the path of the C++ compiler. Raises BuildFailed."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
-        raise BuildFailed("there is no C++ compiler (g++, or what CXX names)")
+        raise BuildFailed("no C++ compiler found (g++ or the one in CXX)")
     return compiler
 
 
@@ -141,7 +141,7 @@ def _cache_directory() -> Path:
     try:
         cache = Path(base) if base else Path.home() / ".cache"
     except RuntimeError as error:
-        raise BuildFailed(f"no place to keep them: {error}; set {CACHE_VARIABLE}") from error
+        raise BuildFailed(f"no cache directory: {error}; set {CACHE_VARIABLE}") from error
     return cache / "splitserve" / "kernels"
 
 

@@ -53,7 +53,7 @@ class NativeAttention:
         batch: PagedBatch,
         scales: KVScales = UNIT_SCALES,
     ) -> None:
-        assert scales == UNIT_SCALES, "CPUs have no pools of 8 bits"
+        assert scales == UNIT_SCALES, "pools of CPUs are not 8-bit"
         key = key.to(key_pool.dtype).contiguous()
         value = value.to(value_pool.dtype).contiguous()
         _, block_size, num_kv_heads, key_dim = key_pool.shape
@@ -86,7 +86,7 @@ class NativeAttention:
 
         Queries and weights are rounded to the dtype of the pools; sums are float32.
         """
-        assert scales == UNIT_SCALES, "CPUs have no pools of 8 bits"
+        assert scales == UNIT_SCALES, "pools of CPUs are not 8-bit"
         dtype = query.dtype
         query = query.to(key_pool.dtype)
         if query.stride(2) != 1 or query.stride(1) != query.shape[2]:
@@ -124,9 +124,9 @@ class NativeAttention:
 def why_not_native_attention(layer_dims: tuple[int, int], dtype: torch.dtype) -> str | None:
     """Returns why NativeAttention cannot run heads of sizes (key, value); None if it can."""
     if dtype not in DTYPES:
-        return f"{dtype}: allowed are float32 and bfloat16"
+        return f"{dtype}; allowed: float32, bfloat16"
     if layer_dims[0] * dtype.itemsize % 4:
-        return f"a key head has {layer_dims[0]} numbers; in {dtype} it must be even"
+        return f"key heads have size {layer_dims[0]}; allowed in {dtype}: even sizes"
     return None
 
 

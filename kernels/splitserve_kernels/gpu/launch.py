@@ -69,8 +69,8 @@ class LayerPools:
             _, _, num_heads, head_dim = pool.shape
             if pool.stride()[1:] != (num_heads * head_dim, head_dim, 1):
                 raise ValueError(
-                    f"{name} pool of shape {tuple(pool.shape)} has strides {pool.stride()}: inside"
-                    " a block it must be contiguous"
+                    f"{name} pool of shape {tuple(pool.shape)} has strides {pool.stride()}:"
+                    " blocks must be contiguous"
                 )
 
     @property

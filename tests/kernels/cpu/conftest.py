@@ -22,7 +22,7 @@ def library(request: pytest.FixtureRequest) -> NativeLibrary:
     if missing:
         pytest.skip(f"this processor lacks {', '.join(sorted(missing))}")
     if shutil.which(os.environ.get("CXX", "g++")) is None:
-        pytest.skip("there is no C++ compiler")
+        pytest.skip("no C++ compiler")
     return NativeLibrary(library_path(variant, _torch_openmp()), variant.name)
 
 

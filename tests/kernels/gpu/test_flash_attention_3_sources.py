@@ -87,9 +87,9 @@ def _unreachable(_repository: str, **_options: int) -> ModuleType:
     [
         (
             SimpleNamespace(get_kernel=_unreachable),
-            r"flash-attn3 is not to be had from the hub: no route to huggingface.co$",
+            r"flash-attn3 cannot be fetched from the hub: no route to huggingface.co$",
         ),
-        (None, "from the hub needs the package kernels"),
+        (None, "from the hub requires the package kernels"),
     ],
     ids=["unreachable", "no package"],
 )
@@ -150,7 +150,7 @@ def test_file_is_refused_by_name_when_it_is_another_library(
 
 
 def test_file_is_named_when_it_is_no_library(tmp_path: Path) -> None:
-    with pytest.raises(FlashAttention3Missing, match=r"there is no file .*/_C.so"):
+    with pytest.raises(FlashAttention3Missing, match=r"no such file .*/_C.so"):
         load_flash_attention_3(str(tmp_path / "_C.so"))
     (tmp_path / "_C.so").write_text("no library")
     with pytest.raises(FlashAttention3Missing, match=r"_C.so cannot be loaded: "):
@@ -163,9 +163,9 @@ def test_file_is_named_when_it_is_no_library(tmp_path: Path) -> None:
         ("fwd(Tensor q) -> Tensor", r"fwd has no argument cu_seqlens_q"),
         (
             fake_flash_attn_3.VLLM_FORWARD.replace("int cp_rank", "int page_group"),
-            "fwd wants an argument page_group",
+            "fwd requires an unknown argument page_group",
         ),
-        ("bwd(Tensor q) -> Tensor", r"there is no operator \w+.fwd"),
+        ("bwd(Tensor q) -> Tensor", r"operator \w+.fwd is missing"),
     ],
 )
 def test_op_names_what_it_cannot_call_when_a_build_is_another(schema: str, reason: str) -> None:
@@ -181,8 +181,8 @@ def test_op_names_what_it_cannot_call_when_a_build_is_another(schema: str, reaso
     ("capability", "reason"),
     [
         (None, "there is no CUDA device"),
-        ((8, 0), "flash-attn 3 is for compute capability 9.0"),
-        ((10, 0), "flash-attn 3 is for compute capability 9.0"),
+        ((8, 0), "flash-attn 3 requires compute capability 9.0"),
+        ((10, 0), "flash-attn 3 requires compute capability 9.0"),
         ((9, 0), None),
     ],
 )

@@ -298,7 +298,7 @@ def test_c_modules_need_the_headers_of_python(
 
 @pytest.mark.usefixtures("no_compilers")
 def test_c_modules_cannot_be_had_when_there_is_no_compiler() -> None:
-    assert why_no_c_modules() == "there is no C compiler (gcc or clang, or what CC names)"
+    assert why_no_c_modules() == "no C compiler found (gcc, clang or the one in CC)"
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_c_modules_cannot_be_had_when_the_compiler_fails(
 def test_cpu_kernels_need_no_compiler_when_they_are_compiled(
     no_compilers: Path,
 ) -> None:
-    assert why_no_cpu_kernels() == "there is no C++ compiler (g++, or what CXX names)"
+    assert why_no_cpu_kernels() == "no C++ compiler found (g++ or the one in CXX)"
     no_compilers.mkdir()
     build._cached_path(build.best_variant()).touch()
     assert why_no_cpu_kernels() is None

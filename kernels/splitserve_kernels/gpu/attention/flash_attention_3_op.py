@@ -44,19 +44,19 @@ def why_not_flash_attention_3(
     """
     if block_size >= _MIN_WHOLE_PAGE:
         return (
-            f"block_size {block_size}: flash-attn 3 reads such pages whole, written or not;"
+            f"block_size {block_size}: flash-attn 3 reads such pages whole, unwritten slots too;"
             f" allowed: 1 to {_MIN_WHOLE_PAGE - 1}"
         )
     if dtype not in _DTYPES:
-        return f"{dtype}: flash-attn 3 takes float16 and bfloat16 only"
+        return f"{dtype}: flash-attn 3 supports float16 and bfloat16 only"
     if kv_dtype not in (dtype, _FLOAT8):
-        return f"keys and values in {kv_dtype}: flash-attn 3 takes {dtype} and {_FLOAT8}"
+        return f"keys and values in {kv_dtype}: flash-attn 3 supports {dtype} and {_FLOAT8}"
     if window is not None and window < block_size:
-        return f"a sliding window of {window} in blocks of {block_size}: allowed: a block or more"
+        return f"a sliding window of {window} with blocks of {block_size}; allowed: a block or more"
     if window is not None and max(head_dims) > _MAX_WINDOWED_HEAD_DIM:
         return (
-            f"a sliding window and heads of {max(head_dims)}: flash-attn 3 computed prompts wrong"
-            f" on an H100; allowed: heads of up to {_MAX_WINDOWED_HEAD_DIM}"
+            f"a sliding window and head size {max(head_dims)}: flash-attn 3 computes prompts wrong"
+            f" on an H100; allowed: sizes up to {_MAX_WINDOWED_HEAD_DIM}"
         )
     return _why_not_heads(*head_dims, is_float8=kv_dtype == _FLOAT8)
 
@@ -66,14 +66,17 @@ def _why_not_heads(key_dim: int, value_dim: int, *, is_float8: bool) -> str | No
     unit = 16 if is_float8 else 8
     if key_dim % unit or value_dim % unit or key_dim > _MAX_HEAD_DIM:
         return (
-            f"key heads of {key_dim} and value heads of {value_dim}: flash-attn 3 takes multiples"
-            f" of {unit}, keys up to {_MAX_HEAD_DIM}"
+            f"key head size {key_dim} and value head size {value_dim}: flash-attn 3 supports"
+            f" multiples of {unit}, keys up to {_MAX_HEAD_DIM}"
         )
     is_latent = 128 < key_dim <= 192 and 96 < value_dim <= 128
     is_wide = key_dim <= 64 and value_dim <= (256 if is_float8 else 512)
     if key_dim == value_dim or is_latent or is_wide:
         return None
-    return f"key heads of {key_dim} and value heads of {value_dim}: flash-attn 3 has no such pair"
+    return (
+        f"key head size {key_dim} and value head size {value_dim}: flash-attn 3 does not support"
+        " this pair"
+    )
 
 
 _FORWARD, _METADATA = "fwd", "get_scheduler_metadata"
@@ -170,7 +173,7 @@ def _operator(namespace: Any, name: str) -> Any:  # noqa: ANN401
         return getattr(namespace, name).default
     except AttributeError as error:
         named = getattr(namespace, "name", namespace)
-        raise FlashAttention3Unusable(f"there is no operator {named}.{name}") from error
+        raise FlashAttention3Unusable(f"operator {named}.{name} is missing") from error
 
 
 def _rest(operator: Any, passed: frozenset[str]) -> dict[str, bool | int | None]:  # noqa: ANN401
@@ -191,7 +194,9 @@ def _rest(operator: Any, passed: frozenset[str]) -> dict[str, bool | int | None]
         elif argument.name in _NEUTRAL:
             rest[argument.name] = _NEUTRAL[argument.name]
         else:
-            raise FlashAttention3Unusable(f"{schema.name} wants an argument {argument.name}")
+            raise FlashAttention3Unusable(
+                f"{schema.name} requires an unknown argument {argument.name}"
+            )
     return rest
 
 
@@ -233,7 +238,7 @@ def why_no_hopper() -> str | None:
     if not torch.cuda.is_available():
         return "there is no CUDA device"
     if torch.cuda.get_device_capability() != _CAPABILITY:
-        return "flash-attn 3 is for compute capability 9.0"
+        return "flash-attn 3 requires compute capability 9.0"
     return None
 
 
@@ -260,7 +265,7 @@ def _of_hub() -> Any:  # noqa: ANN401
     except (ImportError, AttributeError) as error:
         # Any folder of that name is importable as an empty module.
         raise FlashAttention3Missing(
-            f"flash-attn 3 from the hub needs the package kernels: {_first_line(error)}"
+            f"flash-attn 3 from the hub requires the package kernels: {_first_line(error)}"
         ) from error
     try:
         module = get_kernel(_HUB_REPOSITORY, version=_HUB_VERSION)
@@ -268,13 +273,13 @@ def _of_hub() -> Any:  # noqa: ANN401
         return importlib.import_module(f"{module.__name__}._ops").ops
     except Exception as error:  # hub, HTTP and file errors share no base class
         raise FlashAttention3Missing(
-            f"{_HUB_REPOSITORY} is not to be had from the hub: {_first_line(error)}"
+            f"{_HUB_REPOSITORY} cannot be fetched from the hub: {_first_line(error)}"
         ) from error
 
 
 def _of_file(path: Path) -> Any:  # noqa: ANN401
     if not path.is_file():
-        raise FlashAttention3Missing(f"flash-attn 3: there is no file {path}")
+        raise FlashAttention3Missing(f"flash-attn 3: no such file: {path}")
     registered = _registered_by(path.resolve())
     # A library loaded earlier registers nothing now; then its file or folder name gives the
     # namespace.
@@ -282,8 +287,8 @@ def _of_file(path: Path) -> Any:  # noqa: ANN401
         if name.isidentifier() and hasattr(getattr(torch.ops, name), "fwd"):
             return getattr(torch.ops, name)
     raise FlashAttention3Missing(
-        f"flash-attn 3: {path} registers no operator fwd; it registers operators as"
-        f" {', '.join(registered) or 'nothing'}: not a build of flash-attn 3"
+        f"flash-attn 3: {path} registers no operator fwd: not a build of flash-attn 3;"
+        f" registered namespaces: {', '.join(registered) or 'none'}"
     )
 
 

@@ -87,8 +87,8 @@ def test_load_model_prefers_eos_of_the_generation_config(llama: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "overrides", "reason"),
     [
-        ("falcon", {}, "FalconForCausalLM: it bypasses transformers' attention interface"),
-        ("bloom", {}, "BloomForCausalLM: it bypasses transformers' attention interface"),
+        ("falcon", {}, "FalconForCausalLM: bypasses transformers' attention interface"),
+        ("bloom", {}, "BloomForCausalLM: bypasses transformers' attention interface"),
         ("mamba", {}, "mamba: .* recurrent state"),
         ("qwen3_next", {}, "qwen3_next: linear attention keeps a recurrent state"),
         ("lfm2", {}, "lfm2: convolution layers keep a state"),
@@ -125,7 +125,7 @@ def test_load_model_serves_scaled_rope_when_no_sequence_changes_it(
 
 
 def test_load_model_refuses_when_more_positions_are_asked_than_there_are(llama: Path) -> None:
-    with pytest.raises(ModelUnsupported, match="--max-model-len 513 is more than its 512"):
+    with pytest.raises(ModelUnsupported, match="--max-model-len is 513; allowed: at most 512"):
         load_model(ModelConfig(str(llama), max_model_len=513))
 
 
@@ -165,7 +165,7 @@ def test_load_model_refuses_when_the_trial_disagrees(
 
     make_tiny_model("mistral", tmp_path)
     monkeypatch.setattr(reference, "paged_attention", attend)
-    with pytest.raises(ModelUnsupported, match="differ from transformers' own"):
+    with pytest.raises(ModelUnsupported, match="differ from those of transformers"):
         load_model(ModelConfig(str(tmp_path)))
 
 
@@ -232,7 +232,7 @@ def test_load_model_refuses_an_encoder_when_precision_hides_what_it_sees(
             "executor_service.model.transformers_attention._refuse_unknown_arguments",
             lambda *_: None,
         )
-    reason = "is not causal" if tells else r"differ from transformers' own .* in torch\.float32"
+    reason = "is not causal" if tells else r"differ from those of transformers .* in torch\.float32"
     with pytest.raises(ModelUnsupported, match=reason):
         load_model(ModelConfig(str(tmp_path), dtype=dtype))
 

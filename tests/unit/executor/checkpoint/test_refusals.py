@@ -128,8 +128,8 @@ QUANTIZED: list[tuple[dict[str, Any], str]] = [
     ({"quantization_config": {"load_in_4bit": True}}, "bitsandbytes with 4 bits"),
     ({"quantization_config": {"load_in_8bit": True}}, "bitsandbytes with 8 bits"),
     ({"quantization_config": {"quant_method": "not-invented-yet"}}, "not-invented-yet"),
-    ({"quantization_config": {"group_size": 32}}, "a method that it does not name"),
-    ({"quantization_config": {}}, "a method that it does not name"),
+    ({"quantization_config": {"group_size": 32}}, "unnamed method"),
+    ({"quantization_config": {}}, "unnamed method"),
     ({"quantization_config": "gptq"}, 'quantization_config "gptq"'),
     ({"quantization": {"group_size": 64, "bits": 4}}, "with 4 bits (quantization)"),
     ({"compression_config": {"format": "pack-quantized"}}, "pack-quantized (compression_config)"),
@@ -164,7 +164,7 @@ CUSTOM_CODE: list[tuple[dict[str, Any], str]] = [
         "model_type 'mine' is custom code (auto_map), which is never run: not served",
     ),
     ({"model_type": "mine"}, "model_type 'mine' is unknown to transformers"),
-    ({}, "model_type None is not the name of one: not served"),
+    ({}, "model_type None is not a string: not served"),
     ({"model_type": ["llama"]}, "is not the name of one: not served"),
 ]
 
@@ -176,7 +176,7 @@ BEFORE_TRANSFORMERS: list[tuple[Write, tuple[str, ...]]] = [
             (
                 "quantised",
                 named,
-                "not served; an unquantised checkpoint of the model would be",
+                "not served; supported: an unquantised checkpoint of the model",
                 "--quantization int8",
             ),
         )
@@ -259,9 +259,12 @@ KINDS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mistral", "architectures": ["MistralForQuestionAnswering"]}, "answerer"),
     ({"model_type": "mistral", "architectures": ["MistralModel"]}, "embedding models"),
     ({"model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"]}, "EAGLE-3 head"),
-    ({"model_type": "vit", "architectures": ["ViTForImageClassification"]}, "no causal language"),
+    (
+        {"model_type": "vit", "architectures": ["ViTForImageClassification"]},
+        "not a causal language",
+    ),
     # One model's code under the name of another.
-    ({"model_type": "llama", "architectures": ["MistralForCausalLM"]}, "other code than that"),
+    ({"model_type": "llama", "architectures": ["MistralForCausalLM"]}, "code other than that"),
     (
         {
             "model_type": "llama",
@@ -283,7 +286,7 @@ def test_load_model_names_the_kind_of_other_models(
     assert text.startswith(f"{config['model_type']}: ")
     for part in (kind, *config.get("architectures", [])):
         assert part in text
-    assert ": not served; served would be a decoder-only causal language model" in text
+    assert ": not served; supported: a decoder-only causal language model" in text
 
 
 @pytest.mark.parametrize("model_type", ["roberta", "camembert", "xlm-roberta-xl"])
@@ -292,7 +295,7 @@ def test_load_model_says_so_when_positions_do_not_begin_at_0(
 ) -> None:
     write_checkpoint(tmp_path, {"model_type": model_type, "is_decoder": True})
     text = refusal(tmp_path)
-    assert "its positions begin behind pad_token_id, not at 0: not served; served would be" in text
+    assert "positions start after pad_token_id, not at 0: not served; supported:" in text
 
 
 @pytest.mark.usefixtures("reads_no_weights")
@@ -302,24 +305,24 @@ def test_load_model_says_so_when_positions_do_not_begin_at_0(
         (
             {"model_type": "llava", "text_config": {"model_type": "llama"}},
             "vision_config",
-            "its text part alone would be, saved as a checkpoint of LlamaForCausalLM",
+            "supported: its text part alone, saved as a checkpoint of LlamaForCausalLM",
         ),
         (
             {"model_type": "mistral3", "text_config": {"model_type": "mistral"}},
             "vision_config",
-            "its text part alone would be, saved as a checkpoint of MistralForCausalLM",
+            "supported: its text part alone, saved as a checkpoint of MistralForCausalLM",
         ),
         (
             {"model_type": "qwen2_audio", "text_config": {"model_type": "qwen2"}},
             "audio_config",
-            "its text part alone would be, saved as a checkpoint of Qwen2ForCausalLM",
+            "supported: its text part alone, saved as a checkpoint of Qwen2ForCausalLM",
         ),
         (
             {"model_type": "llava", "text_config": {"model_type": "mamba"}},
             "vision_config",
-            "nor would its text part be (mamba: linear attention keeps a recurrent state",
+            "nor is its text part supported (mamba: linear attention keeps a recurrent state",
         ),
-        ({"model_type": "clip"}, "vision_config", "served would be a decoder-only causal"),
+        ({"model_type": "clip"}, "vision_config", "supported: a decoder-only causal"),
     ],
 )
 def test_load_model_judges_the_text_part_when_it_is_multimodal(
@@ -344,7 +347,7 @@ def test_load_model_refuses_an_encoder_when_its_weights_are_gentle(
     )
     getattr(transformers, model_class)(config).save_pretrained(tmp_path)
     with pytest.raises(
-        ModelUnsupported, match="bidirectional encoder, whose tokens see later ones"
+        ModelUnsupported, match="bidirectional encoder, whose tokens attend to later ones"
     ) as caught:
         load_model(ModelConfig(str(tmp_path), dtype=dtype))
     assert "\n" not in str(caught.value)
@@ -411,4 +414,4 @@ def test_load_model_refuses_quantised_weights_when_the_config_is_silent(
 ) -> None:
     write_checkpoint(tmp_path, LLAMA)
     save_file({name: tensor}, tmp_path / "model.safetensors")
-    assert f"quantised, though config.json does not tell how: {name} is " in refusal(tmp_path)
+    assert f"quantised, but config.json does not say how: {name} is " in refusal(tmp_path)

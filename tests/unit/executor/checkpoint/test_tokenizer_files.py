@@ -173,8 +173,8 @@ def test_eos_is_the_one_that_the_files_name(
 @pytest.mark.parametrize(
     ("named", "own", "expected", "event"),
     [
-        ((2,), 5, (2, 5), "tokenizer_eos_added token_id=5 beside=[2]"),
-        ((), 5, (5,), "tokenizer_eos_added token_id=5 beside=[]"),
+        ((2,), 5, (2, 5), "tokenizer_eos_added token_id=5 eos_token_ids=[2]"),
+        ((), 5, (5,), "tokenizer_eos_added token_id=5 eos_token_ids=[]"),
         ((5, 2), 5, (5, 2), None),
         ((2,), None, (2,), None),
         ((2,), 10, (2,), "tokenizer_eos_ignored token_id=10"),

@@ -101,8 +101,8 @@ def test_load_model_refuses_tensors_that_the_model_lacks(llama: Path, name: str)
     _add(llama, name, f"{name}.more")
     with pytest.raises(ModelUnreadable) as caught:
         load_model(ModelConfig(str(llama)))
-    assert f"LlamaForCausalLM has no place for {name} and 1 more tensors" in str(caught.value)
-    assert "not served; served would be weights with the config.json" in str(caught.value)
+    assert f"LlamaForCausalLM does not use {name} and 1 more tensors" in str(caught.value)
+    assert "not served; supported: weights with the config.json" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -144,5 +144,5 @@ def test_load_model_says_what_would_be_served_when_weights_are_missing(llama: Pa
         load_model(ModelConfig(str(llama)))
     assert (
         "the weights lack model.layers.2.input_layernorm.weight and 8 more tensors of"
-        " LlamaForCausalLM, which would be random: not served; served would be"
+        " LlamaForCausalLM: not served; supported:"
     ) in str(caught.value)

@@ -107,8 +107,8 @@ def test_unknown_fields_names_what_may_matter_when_a_checkpoint_has_it() -> None
 @pytest.mark.parametrize(
     ("architecture", "fields", "reason"),
     [
-        ("llama", {"is_causal": False}, "is_causal is False, which is not understood"),
-        ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not understood"),
+        ("llama", {"is_causal": False}, "is_causal is False, which is not supported"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not supported"),
         ("llama", {"add_cross_attention": True}, "add_cross_attention is True, which is not under"),
         # Layers have rotary parameters of their own.
         (
@@ -135,7 +135,7 @@ def test_why_not_llama_config_names_the_class_of_lookalikes(
     architecture: str,
 ) -> None:
     reason = str(why_not_llama_config(_model(architecture)))
-    assert reason.endswith("is no class that is known to compute a Llama")
+    assert reason.endswith("is not a supported Llama class")
 
 
 def test_why_not_llama_config_names_a_subclass_of_llama() -> None:

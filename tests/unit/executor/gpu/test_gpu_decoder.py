@@ -277,7 +277,7 @@ def test_build_gpu_decoder_raises_when_keys_are_written_elsewhere(
         return rotary_kv_write(heads, rotary, pools, slots.flip(0), *more)
 
     monkeypatch.setattr(gpu_decoder, "rotary_kv_write", write_wrongly)
-    with pytest.raises(TrialFailed, match="turning and writing heads: the key differs by"):
+    with pytest.raises(TrialFailed, match="rotating and writing heads: the key differs by"):
         build_gpu_decoder(llama.load(), reference, BLOCK_SIZE)
 
 

@@ -173,7 +173,7 @@ def test_row_fails_alone_when_its_tokens_do_not_follow(grammars: CompiledGrammar
     masks = settled(grammars, range(4))
     assert masks.rows.tolist() == [0]
     assert sorted(masks.invalid) == [1, 2, 3]
-    assert masks.invalid[3] == "token 6 of the sequence does not follow the grammar"
+    assert masks.invalid[3] == "token 6 of the sequence does not match the grammar"
 
 
 def test_special_tokens_are_not_allowed_when_a_grammar_allows_anything(

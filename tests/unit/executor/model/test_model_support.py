@@ -54,7 +54,7 @@ def test_max_model_len_is_read_from_any_known_field(
 
 def test_max_model_len_is_refused_when_there_are_fewer_positions() -> None:
     config = SimpleNamespace(model_type="whisper", max_target_positions=448)
-    with pytest.raises(ModelUnsupported, match="--max-model-len 500 is more than its 448"):
+    with pytest.raises(ModelUnsupported, match="--max-model-len is 500; allowed: at most 448"):
         choose_max_model_len(config, 500)
 
 
@@ -125,7 +125,7 @@ def test_attention_scales_by_head_size_when_the_model_does_not_say() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "reason"),
     [
-        ({"attention_mask": torch.ones(1)}, "mask of its own"),
+        ({"attention_mask": torch.ones(1)}, "its own attention mask"),
         ({"is_causal": False}, "not causal"),
         ({"position_bias": torch.ones(1)}, "'position_bias'"),
         ({"indices": torch.ones(1)}, "'indices'"),

@@ -163,7 +163,7 @@ def test_row_fails_alone_when_its_logits_are_not_finite(executor: _Executor, val
     executor.faults.change_logits = change
     output = _output(executor.step(1))
     _assert_only_the_second_fails(executor, output, INVALID_LOGITS)
-    assert output.row_errors[1] == "the model returned logits that are NaN, +inf, or -inf alone"
+    assert output.row_errors[1] == "the model returned logits with NaN or +inf, or only -inf"
     executor.faults.change_logits = lambda _batch, _logits: None
     executor.assert_works(2)
 
@@ -218,7 +218,7 @@ def test_step_fails_when_a_kernel_raises_for_every_row(executor: _Executor) -> N
     assert answer.status is StepStatus.FAILED
     assert answer.error is not None
     assert answer.error.reason is StepErrorReason.INTERNAL
-    message = "every row failed, the last: ValueError in the forward pass"
+    message = "all rows failed; last error: ValueError in the forward pass"
     assert answer.error.message == message
     executor.faults.attend = lambda _batch: None
     executor.assert_works(2)

@@ -248,7 +248,7 @@ def test_row_is_asked_again_alone_when_its_grammar_is_not_compiled(hasty_steps: 
     [
         (pb.Grammar(regex="("), [], "unclosed"),
         (pb.Grammar(json_schema='{"not": {}}'), [], "not"),
-        (GRAMMAR, [60], "token 7 of the sequence does not follow the grammar"),
+        (GRAMMAR, [60], "token 7 of the sequence does not match the grammar"),
     ],
 )
 def test_row_fails_alone_when_its_grammar_says_nothing(

@@ -183,7 +183,7 @@ def test_build_runner_raises_when_the_largest_step_leaves_no_block(
         build_runner(loaded, _stepping(), meter=_Meter(50 * BLOCK_BYTES))
     assert str(caught.value) == (
         f"no room for KV blocks: one takes {BLOCK_BYTES} bytes, {100 * BLOCK_BYTES} bytes are free"
-        f" on cpu beside the weights ({weights}), of which memory fraction 0.5 allows to use"
+        f" on cpu besides the weights ({weights}); memory fraction 0.5 allows"
         " 400.00 KiB, and a step takes 400.00 KiB; raise --memory-fraction, or lower"
         " --max-num-batched-tokens or --max-num-seqs"
     )
@@ -205,7 +205,7 @@ def test_build_runner_raises_step_failed_when_the_largest_step_fails(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _available(monkeypatch, 100 * BLOCK_BYTES)
-    with pytest.raises(StepFailed, match="every row failed, the last: ValueError"):
+    with pytest.raises(StepFailed, match="all rows failed; last error: ValueError"):
         build_runner(loaded, _stepping(), _Seen(ValueError()).make_model, meter=_Meter(0))
 
 

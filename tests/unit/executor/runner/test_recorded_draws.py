@@ -254,4 +254,4 @@ def test_graphs_are_not_used_when_they_draw_other_tokens(
 ) -> None:
     make = recorded_models(static_model, RecordedOps, _DrawsLate()).make
     assert not isinstance(make(loaded, cache_of(loaded)), StepGraphs)
-    assert "draw another token" in caplog.text
+    assert "draw different tokens" in caplog.text

@@ -98,7 +98,7 @@ def test_start_is_quiet_when_the_model_is_the_bundled_one(urgent: list[str]) -> 
     ("architecture", "dtype", "what", "instead"),
     [
         ("gpt_neox", "float32", "native_decoder_not_used", "native attention serves"),
-        ("llama", "float16", "attention_backends_refused", "plain torch serves"),
+        ("llama", "float16", "attention_backends_refused", "using plain torch"),
     ],
 )
 def test_start_logs_one_line_when_the_fastest_does_not_apply(

@@ -113,8 +113,8 @@ def test_is_head_tells_a_head_from_a_model(settings: dict[str, Any], is_one: boo
         ({"hidden_size": True}, "hidden_size is True; allowed: an integer from 1 on"),
         ({"vocab_size": None}, "vocab_size is None"),
         ({"draft_vocab_size": "many"}, "draft_vocab_size is 'many'"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not understood"),
-        ({"num_experts": 8}, "num_experts is 8, which is not understood"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not supported"),
+        ({"num_experts": 8}, "num_experts is 8, which is not supported"),
         ({"rope_scaling": {"mrope_section": [1]}}, "rope_scaling.mrope_section is"),
         ({"sliding_window": 4096}, "sliding_window is 4096; allowed: none"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; allowed: 1"),
@@ -122,7 +122,7 @@ def test_is_head_tells_a_head_from_a_model(settings: dict[str, Any], is_one: boo
         ({"norm_before_residual": True}, "norm_before_residual is True; allowed: False"),
         ({"eagle_config": [1]}, r"eagle_config is \[1\]; allowed: an object"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is True"),
-        ({"eagle_config": {"depth": 3}}, "eagle_config.depth is 3, not understood"),
+        ({"eagle_config": {"depth": 3}}, "eagle_config.depth is 3, which is not supported"),
         ({IDS: [1, 2]}, rf"{IDS} is \[1, 2\]; allowed: 3 indexes of layers"),
         ({IDS: [1, 2, -3]}, rf"{IDS} is \[1, 2, -3\]; allowed: 3 indexes of layers"),
         ({IDS: "1, 2, 3"}, f"{IDS} is '1, 2, 3'; allowed: 3 indexes of layers"),
@@ -131,7 +131,7 @@ def test_is_head_tells_a_head_from_a_model(settings: dict[str, Any], is_one: boo
 def test_head_is_refused_by_name_when_it_is_built_otherwise(
     settings: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(ModelUnsupported, match=f"head: an EAGLE-3 head, not served: {reason}"):
+    with pytest.raises(ModelUnsupported, match=f"head: EAGLE-3 head not served: {reason}"):
         read_head_config(DIRECTORY, SETTINGS | settings)
 
 
@@ -209,7 +209,7 @@ def test_head_can_guess_all_tokens_without_a_mapping(tmp_path: Path) -> None:
         ),
         (
             lambda tensors: tensors | {"d2t": torch.full((140,), 21)},
-            "d2t means tokens from 21 to 160; allowed: 0 to 159",
+            "d2t maps to tokens from 21 to 160; allowed: 0 to 159",
         ),
     ],
 )

@@ -110,7 +110,7 @@ def test_configuration_is_named_when_the_models_own_code_fails(tmp_path: Path) -
     with pytest.raises(ModelUnsupported, match="CodeGenForCausalLM") as refusal:
         load_model(ModelConfig(str(tmp_path)))
 
-    assert "its own code in transformers cannot run with this config.json" in str(refusal.value)
+    assert "its code in transformers cannot run with this config.json" in str(refusal.value)
 
 
 def test_paged_attention_is_named_when_a_model_fails_with_that_alone(
