@@ -57,7 +57,7 @@ class ExecutorServiceServicer(object):
     """
 
     def GetInfo(self, request, context):
-        """Says what this executor is: the same message that it registers with. No effect; always
+        """Returns what this executor is: the same message that it registers with. No effect; always
         answers. Errors: none of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -68,8 +68,9 @@ class ExecutorServiceServicer(object):
         """Streams the tokenizer files of the model (for example `tokenizer.json`,
         `tokenizer_config.json`, `chat_template.jinja`), so that neither scheduler nor clients need
         model files. No effect. The chunks of one file are consecutive and in order.
-        Errors: UNIMPLEMENTED or NOT_FOUND where the executor has no tokenizer; the scheduler then
-        serves token ids only. After any other the executor counts as lost and may register again.
+        Errors: UNIMPLEMENTED or NOT_FOUND if the executor has no tokenizer; the scheduler then
+        serves token ids only. After any other error the scheduler treats the executor as lost; it may
+        register again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,23 +79,23 @@ class ExecutorServiceServicer(object):
     def Execute(self, request_iterator, context):
         """Executes steps. One StepResult is returned for each ScheduleBatch, in the order received.
 
-        At most one stream is live per executor: with the first batch that is taken (identity rule e),
-        or repeats one that was (rule c), a newer stream of the same or a newer scheduler epoch
-        supersedes the older ones, which the executor ends with ABORTED. Until then it is nobody: a
-        stream whose batches are refused changes nothing for the others. A stream
-        that is cut loses nothing: batches that were received are still executed and their results
-        stored; row table, stored results and KV blocks survive until a newer scheduler epoch arrives.
-        When the scheduler half-closes, the executor answers what it has received and ends with OK.
+        At most one stream per executor is live. A newer stream of the same or a newer scheduler epoch
+        supersedes the older ones with its first batch that is accepted (identity rule e) or repeats an
+        accepted one (rule c); the executor ends the older streams with ABORTED. A stream whose batches
+        are refused has no effect on other streams. A broken stream loses nothing: batches that were
+        received are still executed and their results stored; row table, stored results and KV blocks
+        remain until a newer scheduler epoch arrives. When the scheduler half-closes, the executor
+        answers what it has received and ends with OK.
 
-        Everything wrong *inside* a batch is answered in-band by StepResult.status, and the stream
-        goes on. gRPC errors mean transport or an undecodable stream:
+        Errors *inside* a batch are answered in-band by StepResult.status, and the stream continues.
+        gRPC errors mean a transport problem or an undecodable stream:
         INVALID_ARGUMENT    a message cannot be decoded;
-        RESOURCE_EXHAUSTED  a message is larger than the executor reads. A scheduler keeps to
+        RESOURCE_EXHAUSTED  a message exceeds the executor's size limit. A scheduler observes
         ExecutorLimits.max_message_bytes, so it never sees this;
         ABORTED             superseded by a newer stream;
-        UNAVAILABLE         the executor is shutting down, or went to another scheduler.
-        After any of them the scheduler opens a new stream and repeats what has no result yet; it gives
-        the executor up when that goes on without any result, and its requests move.
+        UNAVAILABLE         the executor is shutting down, or moved to another scheduler.
+        After any of them the scheduler opens a new stream and repeats the batches without a result. If
+        streams keep ending without any result, it removes the executor, and the requests move.
 
         buf:lint:ignore RPC_REQUEST_STANDARD_NAME
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME

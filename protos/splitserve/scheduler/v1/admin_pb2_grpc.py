@@ -68,65 +68,65 @@ class AdminServiceServicer(object):
 
     def ListExecutors(self, request, context):
         """Lists the executors that have registered and are not lost, with their pools and queues. No
-        effect, no errors.
+        effect, no errors of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainExecutor(self, request, context):
-        """Sends an executor away: it gets no new requests; those that wait there move to others at once,
-        those that run there may end within `timeout`; what is left then moves, too. What moves is
-        computed again elsewhere, its tokens stay what they are; without another executor it waits for
-        one. Then the scheduler closes its stream and forgets it. No client notices more than a pause.
+        """Drains an executor: it gets no new requests. Requests that wait there move to other executors
+        at once; running ones may finish within `timeout` and then move, too. A moved request is
+        recomputed on another executor and keeps its tokens; without another executor it waits for one.
+        Then the scheduler closes the executor's stream and removes the executor. Clients see at most a
+        pause.
 
-        The answer comes when that is done; a caller that does not wait for it changes nothing. One who
-        drains an executor wants to stop its process next. Until it is stopped it may ask to be taken
-        again and is refused (EXECUTOR_DRAINED); the next process at this address is another
-        executor and is welcome. The executor remembers it from when it was refused first, and is
-        refused by a scheduler that restarts, too (GetInfoResponse.drained). `UndrainExecutor` takes
-        it back.
+        The answer comes when the executor is removed; cancelling the call does not cancel the drain.
+        The caller usually stops the process next. Until then the process may try to register again,
+        which fails with EXECUTOR_DRAINED; a new process at this address is another executor and is
+        accepted. After its first failed registration the executor reports that it was drained, so that
+        a restarted scheduler rejects it, too (GetInfoResponse.drained). `UndrainExecutor` reverts the
+        drain.
 
-        Idempotency: while it drains, a second call waits for the same end, which the shorter of the
-        timeouts decides; after it, until another executor joins at that address, the answer comes at
-        once. An executor that is lost meanwhile, as any may be, is gone sooner.
-        Errors: NOT_FOUND EXECUTOR_UNKNOWN, nobody is known at the address;
+        Idempotency: during the drain a second call waits for the same end, and the shorter timeout
+        counts. After the drain, until another executor joins at that address, the answer comes at
+        once. If the executor is lost meanwhile, the drain ends sooner.
+        Errors: NOT_FOUND EXECUTOR_UNKNOWN, no executor is known at the address;
         INVALID_ARGUMENT DRAIN_TIMEOUT_INVALID, see DrainExecutorRequest.timeout;
-        ABORTED DRAIN_UNDONE, an operator took it back before it was gone;
-        and what scheduler.proto says of every method.
+        ABORTED DRAIN_UNDONE, an operator undrained the executor before it was removed;
+        and the errors of every method in scheduler.proto.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UndrainExecutor(self, request, context):
-        """Takes an executor back that was sent away. One that still drains gets new requests from now on;
-        what has moved has moved. One that is gone is taken when it registers next, which it tries
+        """Reverts a drain. An executor that still drains gets new requests from now on; moved requests do
+        not come back. An executor that was removed is accepted when it registers next, which it tries
         every few seconds.
 
-        Idempotency: of an executor that does not drain nothing changes.
-        Errors: NOT_FOUND EXECUTOR_UNKNOWN, nobody is known at the address, and nobody was sent away
-        there or tried to register again since this scheduler started;
-        FAILED_PRECONDITION EXECUTOR_LEAVES, it drains because it is about to end;
-        and what scheduler.proto says of every method.
+        Idempotency: no effect on an executor that does not drain.
+        Errors: NOT_FOUND EXECUTOR_UNKNOWN, no executor is known at the address, and since this
+        scheduler started none was drained there or failed to register with EXECUTOR_DRAINED;
+        FAILED_PRECONDITION EXECUTOR_LEAVES, the executor drains because it shuts down;
+        and the errors of every method in scheduler.proto.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Says what happened to a request, and what it waited for or waits for. No effect. An id that is
-        not known is no error: the answer says how many are. Of no request is it known what its tokens
-        are.
-        Errors: what scheduler.proto says of every method.
+        """Returns what happened to a request, and what it waited for or waits for; never its tokens. No
+        effect. An unknown id is no error: the answer says how many requests are known.
+        Errors: the errors of every method in scheduler.proto.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ExplainQueue(self, request, context):
-        """Says why those wait that are first in the queue of requests that no executor has. No effect.
-        Errors: what scheduler.proto says of every method.
+        """Returns why the first requests of the waiting queue wait. No effect.
+        Errors: the errors of every method in scheduler.proto.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class LiveServiceStub(object):
-    """What a scheduler shows to operators as it happens: names of requests and tenants, numbers, and
-    who holds which block; never a prompt or an output.
+    """Shows operators the state of a scheduler as it changes: ids of requests and tenants, numbers, and
+    owners of blocks; never a prompt or an output.
     """
 
     def __init__(self, channel):
@@ -44,27 +44,27 @@ class LiveServiceStub(object):
 
 
 class LiveServiceServicer(object):
-    """What a scheduler shows to operators as it happens: names of requests and tenants, numbers, and
-    who holds which block; never a prompt or an output.
+    """Shows operators the state of a scheduler as it changes: ids of requests and tenants, numbers, and
+    owners of blocks; never a prompt or an output.
     """
 
     def WatchScheduler(self, request, context):
-        """Sends the state of this moment, and then what has changed, as often as is asked for. A watcher
-        that reads slowly gets fewer frames, each of a moment at most a tenth of a second before it is
-        sent; no frame waits for another. Ten moments a second are made for all who watch, and frames of
-        one rate are sent at the same times. Where frames take long, as of many executors, there are
-        fewer, so that making them takes the scheduler a twentieth of its time at most; a moment is then
-        as old as that. While nobody watches only the points of `history` are counted; it changes
-        nothing.
+        """Sends the current state, and then changes, at most as often as requested. A watcher that reads
+        slowly gets fewer frames; each frame is made when it is sent, and shows a state at most a tenth
+        of a second old. All watchers share ten states per second, and frames of one rate are sent at
+        the same times. If frames take long to make, as with many executors, there are fewer of them,
+        so that they take at most a twentieth of the scheduler's time; states are then older. Without
+        watchers only the points of `history` are recorded. Watching does not change the state of the
+        scheduler.
 
-        A frame says of everything but blocks, steps and names of requests what is the case. Of those it
-        says what was not said before in this stream: the first frame says all of it. The stream ends
-        when the caller ends it, or with the scheduler.
+        A frame has the full current values of everything except blocks, steps and names of requests.
+        Of those it has only what this stream has not sent before: the first frame has all of them. The
+        stream ends when the caller ends it, or with the scheduler.
 
         Errors: INVALID_ARGUMENT WATCH_RATE_INVALID, see WatchSchedulerRequest.frames_per_second;
-        RESOURCE_EXHAUSTED TOO_MANY_WATCHERS, eight watch already, with RetryInfo;
-        RESOURCE_EXHAUSTED STREAM_NOT_READ, the caller took no frame for 30 s;
-        and what scheduler.proto says of every method.
+        RESOURCE_EXHAUSTED TOO_MANY_WATCHERS, there are eight watchers, with RetryInfo;
+        RESOURCE_EXHAUSTED STREAM_NOT_READ, the caller read no frame for 30 s;
+        and the errors of every method in scheduler.proto.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,8 +87,8 @@ def add_LiveServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class LiveService(object):
-    """What a scheduler shows to operators as it happens: names of requests and tenants, numbers, and
-    who holds which block; never a prompt or an output.
+    """Shows operators the state of a scheduler as it changes: ids of requests and tenants, numbers, and
+    owners of blocks; never a prompt or an output.
     """
 
     @staticmethod

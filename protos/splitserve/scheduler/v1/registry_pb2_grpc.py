@@ -52,56 +52,64 @@ class RegistryServiceServicer(object):
     """
 
     def Register(self, request, context):
-        """Announces an executor. The scheduler asks GetInfo at `executor.address`, for up to 3 seconds,
-        and then opens one Execute stream; see executor.proto, "Life of an executor". Nothing that is
-        said here counts before GetInfo has said the same (address and software_version apart). If
-        nobody answers, nothing has changed, and the answer is OK all the same: whether an executor is
-        in use shows by its Execute stream.
+        """Registers an executor. The scheduler calls GetInfo at `executor.address`, with a timeout of 3
+        seconds, and then opens one Execute stream; see executor.proto, "Life cycle of an executor".
+        The scheduler uses nothing of this message before GetInfo has confirmed it (all fields but
+        address, software_version, compute, slow_compute_reason, newest_scheduler_epoch and
+        step_running_ms). If GetInfo is not answered, or the executor is still busy with an earlier
+        step, nothing changes, and the answer is OK nevertheless: an open Execute stream shows that an
+        executor is in use.
 
-        Idempotency: registering the same executor_epoch again changes nothing; a new epoch that
-        answers at the same address replaces the old one, whose stream ends and whose requests are
+        Idempotency: registering the same executor_epoch again changes nothing. If a new epoch answers
+        at the same address, it replaces the old one, whose stream ends and whose requests are
         recomputed.
         Errors (with ErrorInfo, domain "splitserve"; the message names the field and both values):
-        FAILED_PRECONDITION  CONTRACT_VERSION_MISMATCH  another contract major;
-        MODEL_MISMATCH             another model digest, dtype or
-        kv_cache_dtype than the first executor this
+        FAILED_PRECONDITION  CONTRACT_VERSION_MISMATCH  another contract major, or an unknown
+        sampling_version;
+        MODEL_MISMATCH             a digest, dtype or kv_cache_dtype that
+        differs from the first executor this
         scheduler accepted;
-        EXECUTOR_MISMATCH          GetInfo at the address says something else:
-        most often another executor has the address;
-        INVALID_ARGUMENT     EXECUTOR_INFO_INVALID      a field that is missing or out of range, or an
-        address that may not be dialled: without
-        --executor-addresses any but the one that the
-        call comes from;
-        EXECUTOR_DRAINED           this life of it (executor_epoch) was drained,
-        by an operator or by itself, or another one
-        of the same process (GetInfoResponse.drained);
-        RESOURCE_EXHAUSTED   REGISTRY_BUSY              64 registrations wait for GetInfo, or one at
-        this address;
+        EXECUTOR_MISMATCH          GetInfo at the address reports something
+        else: most often another executor has the
+        address;
+        EXECUTOR_DRAINED           this life of the executor (executor_epoch)
+        was drained, by an operator or by itself, or
+        another life of the same process was
+        (GetInfoResponse.drained);
+        INVALID_ARGUMENT     EXECUTOR_INFO_INVALID      a field is missing or out of range, or the
+        address is not allowed: without
+        --executor-addresses only the address that
+        the call comes from is;
+        RESOURCE_EXHAUSTED   REGISTRY_BUSY              64 registrations wait for GetInfo, 4 from
+        this host, or one for this address; with
+        RetryInfo;
         UNAVAILABLE          DRAINING                   the scheduler is shutting down;
-        and what scheduler.proto says of every method: MESSAGE_UNDECODABLE, MESSAGE_TOO_LARGE.
-        After an error the executor may try again, at a pace of seconds.
+        and the errors of every method in scheduler.proto: MESSAGE_UNDECODABLE, MESSAGE_TOO_LARGE.
+        After an error the executor may retry, with pauses of seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """An executor wants to go: it is drained as by AdminService.DrainExecutor, and the answer comes
-        when nothing of the scheduler's is there any more. Nothing that is said here counts before the
-        executor, asked GetInfo where it is connected, has said the same (GetInfoResponse.draining).
+        """Drains an executor that wants to shut down, as AdminService.DrainExecutor does. Answers when
+        none of the scheduler's requests is left there. The drain begins only after GetInfo at the
+        executor has confirmed it (GetInfoResponse.draining).
 
-        Idempotency: a second call waits for the same end. For an executor_epoch that is not known at
-        the address (any more) there is nothing to do, and the answer comes at once. A call that is cut
-        changes nothing: the drain goes on.
+        Idempotency: a second call waits for the same end. If executor_epoch is not (or no longer)
+        known at the address, nothing is done, and the answer comes at once. A cancelled call changes
+        nothing: the drain continues.
         Errors:
-        FAILED_PRECONDITION  EXECUTOR_MISMATCH      the executor does not say that it drains;
-        INVALID_ARGUMENT     EXECUTOR_INFO_INVALID  the address is longer than 300 characters;
+        FAILED_PRECONDITION  EXECUTOR_MISMATCH      GetInfo does not report draining;
+        INVALID_ARGUMENT     EXECUTOR_INFO_INVALID  the address is not host:port, or longer than 300
+        characters;
         DRAIN_TIMEOUT_INVALID  see LeaveRequest.timeout;
-        RESOURCE_EXHAUSTED   REGISTRY_BUSY          64 calls from this host wait for their end;
-        UNAVAILABLE          EXECUTOR_UNREACHABLE   it does not answer GetInfo within 3 seconds;
-        and what scheduler.proto says of every method.
-        After an error the executor may try again, at a pace of seconds, or go: it is lost then, as if
-        it had been killed.
+        RESOURCE_EXHAUSTED   REGISTRY_BUSY          64 calls from this host are pending; with
+        RetryInfo;
+        UNAVAILABLE          EXECUTOR_UNREACHABLE   GetInfo is not answered within 3 seconds;
+        and the errors of every method in scheduler.proto.
+        After an error the executor may retry, with pauses of seconds, or exit: the scheduler then
+        treats it as lost, as if it had been killed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -75,36 +75,36 @@ class SchedulerServiceServicer(object):
         """Generates one completion, or several of one prompt, and streams the tokens.
 
         Effect: the request waits, runs and streams until it finishes; the last message is a Finish and
-        the stream then ends with OK. It survives the loss of executors: the stream only pauses.
-        Cancelling the call, or its gRPC deadline passing, aborts the request; its blocks are free as
-        soon as the steps in flight are answered.
+        the stream then ends with OK. The request survives the loss of executors: the stream only
+        pauses. Cancelling the call, or its gRPC deadline passing, aborts the request; its blocks are
+        freed as soon as the steps in flight are answered.
         Idempotency: none; the same call twice generates twice.
         Ordering: the tokens of a sequence arrive in order, each exactly once.
-        Errors: before the first message all of the table above; afterwards UNAVAILABLE (DRAINING),
-        RESOURCE_EXHAUSTED (STREAM_NOT_READ) and INTERNAL only. To continue a broken stream, call again
-        (here or at another scheduler of the same model) with the same `seed` and the tokens received:
-        in `resume_token_ids`, or of several sequences in `resume_sequences`. With best_of > n or
-        beam_search there is nothing to continue: the same call starts over, and with the same seed
-        gives the same.
+        Errors: before the first message all of the table above; afterwards only UNAVAILABLE
+        (DRAINING), RESOURCE_EXHAUSTED (STREAM_NOT_READ) and INTERNAL. To continue a broken stream,
+        call again (here or at another scheduler of the same model) with the same `seed` and the tokens
+        received: in `resume_token_ids`, or for several sequences in `resume_sequences`. With best_of >
+        n or beam_search no tokens can be resumed: the same call starts over, and gives the same result
+        with the same seed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """Multiplexes many requests over one stream; this is what a gateway uses.
+        """Multiplexes many requests over one stream; used by gateways.
 
         Effect: the client submits and aborts requests at any time; the server sends one message per
-        step of an executor, with the tokens of all of this session's requests in it, and none for a
-        step that brought them nothing. When the client half-closes, the server ends the stream once
-        every request has finished. When the stream ends in any other way, all unfinished requests of
-        the session are aborted.
+        step of an executor, with the tokens of all of this session's requests, and none for a step
+        without tokens for them. When the client half-closes, the server ends the stream once every
+        request has finished. When the stream ends in any other way, all unfinished requests of the
+        session are aborted.
         Ordering: per request as in Generate; `tokens` of a message come before its `events`.
-        Errors: what concerns one request arrives as an event and leaves the others alone. The stream
-        itself ends with INVALID_ARGUMENT (SESSION_PROTOCOL) if a message asks for nothing or reuses
-        the handle of an unfinished request, with MESSAGE_UNDECODABLE, MESSAGE_TOO_LARGE and
-        STREAM_NOT_READ as above, and with UNAVAILABLE (DRAINING) at shutdown, if a request is
-        unfinished then; a request submitted during the shutdown is rejected by an event.
+        Errors: an error of one request arrives as an event and does not affect the others. The stream
+        itself ends with INVALID_ARGUMENT (SESSION_PROTOCOL) if a message has no action or reuses the
+        handle of an unfinished request, with MESSAGE_UNDECODABLE, MESSAGE_TOO_LARGE and
+        STREAM_NOT_READ as above, and with UNAVAILABLE (DRAINING) at shutdown if a request is then
+        unfinished; a request submitted during the shutdown is rejected by an event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,14 +113,14 @@ class SchedulerServiceServicer(object):
     def Abort(self, request, context):
         """Aborts an unfinished request by its id, whichever stream or client of the caller's tenant it
         belongs to; that stream then gets a Finish with FINISH_REASON_ABORTED.
-        Idempotency: the second call finds nothing. Errors: NOT_FOUND (REQUEST_UNKNOWN).
+        Idempotency: a second call fails. Errors: NOT_FOUND (REQUEST_UNKNOWN).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """Says which model is served. No effect. Errors: FAILED_PRECONDITION (MODEL_NOT_READY) until the
+        """Returns the served model. No effect. Errors: FAILED_PRECONDITION (MODEL_NOT_READY) until the
         first executor has registered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -128,8 +128,8 @@ class SchedulerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Identify(self, request, context):
-        """Says whose credential this is, for a gateway that does other work for its caller. No effect,
-        and nothing is counted against a quota. Errors: CALLER_UNKNOWN if it is not valid.
+        """Returns the owner of a credential, for a gateway that does other work for its caller. No
+        effect, and no charge to a quota. Errors: CALLER_UNKNOWN if the credential is not valid.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
