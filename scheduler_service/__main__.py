@@ -124,7 +124,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     # service, which needs an executor, is published by `ReadinessWatch`.
     await for_cluster.set_serving(_CLUSTER_SERVICES, True)
     ends = CertificateEnds(config.security.shown)
-    beside = [
+    background_tasks = [
         asyncio.create_task(work)
         for work in (readiness.run(changed), refreshing, ends.keep_looking())
     ]
@@ -149,7 +149,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     gc.freeze()
     await stop.wait()
     _log.info("scheduler_draining num_unfinished=%d", cluster.num_unfinished)
-    for task in beside:
+    for task in background_tasks:
         task.cancel()
     await for_cluster.set_serving(_CLUSTER_SERVICES, False)
     await _drain(cluster, readiness, config.drain_timeout_s, await _addresses(peers))

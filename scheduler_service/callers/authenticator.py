@@ -109,7 +109,7 @@ class InvalidTokenLimit:
     def check(self) -> None:
         """Raises DomainError(QUOTA_EXCEEDED) if the budget is used up."""
         if self._refused.delay_s(_PER_MINUTE, self._now_ns(), debt=_LESS) > 0:
-            raise too_many_strangers(_RETRY_DELAY_S)
+            raise too_many_invalid_tokens(_RETRY_DELAY_S)
 
     def count(self) -> None:
         """Counts one more invalid token."""
@@ -146,7 +146,7 @@ def no_tenant(claim: str) -> DomainError:
     return DomainError(_REASON, f"the token has no claim {claim!r} with a valid tenant name")
 
 
-def too_many_strangers(retry_delay_s: float) -> DomainError:
+def too_many_invalid_tokens(retry_delay_s: float) -> DomainError:
     """Returns the refusal of a token that was not verified, after too many invalid tokens."""
     message = "too many invalid tokens; this token was not verified, retry later"
     return DomainError("QUOTA_EXCEEDED", message, retry_delay_s=retry_delay_s)

@@ -59,7 +59,7 @@ class OpenedCallers:
             lambda: [file.refresh() for file in (self.keys, self.tenants) if file is not None]
         )
         if any(refreshed):
-            self._say_what_there_is()
+            self._log_reloaded()
         if audit is not None and self.keys is not None and keys_before is not None:
             _tell_changes(audit, keys_before, self.keys.value)
         return any(refreshed)
@@ -67,7 +67,7 @@ class OpenedCallers:
     async def refresh_token_keys(self) -> None:
         """Reads or fetches the issuer's keys again, if they are due."""
         if self.token_keys is not None and await asyncio.to_thread(self.token_keys.refresh):
-            self._say_what_there_is()
+            self._log_reloaded()
 
     async def keep_fresh(
         self,
@@ -89,7 +89,7 @@ class OpenedCallers:
             _again_and_again(files, pause), _again_and_again(self.refresh_token_keys, pause)
         )
 
-    def _say_what_there_is(self) -> None:
+    def _log_reloaded(self) -> None:
         _log.info(
             "callers_reloaded num_keys=%d num_tenants=%d num_token_keys=%d",
             0 if self.keys is None else len(self.keys.value),

@@ -92,7 +92,7 @@ class TokenVerifier:
         on_unknown_key: Callable[[], None] = lambda: None,
         now_s: Callable[[], float] = time.time,
         max_remembered: int = _MAX_REMEMBERED,
-        strangers: InvalidTokenLimit | None = None,
+        invalid_tokens: InvalidTokenLimit | None = None,
     ) -> None:
         """Keeps the rules and keys of the issuer.
 
@@ -104,7 +104,7 @@ class TokenVerifier:
         self._on_unknown_key = on_unknown_key
         self._now_s = now_s
         self._max_remembered = max_remembered
-        self._strangers = strangers or InvalidTokenLimit()
+        self._invalid_tokens = invalid_tokens or InvalidTokenLimit()
         self._algorithms = _Algorithms(strict_check_header=False)
         self._claims = JWTClaimsRegistry(
             now=lambda: int(now_s()),
@@ -129,11 +129,11 @@ class TokenVerifier:
             self._verified.move_to_end(digest)
             return known.caller
         if known is None:
-            self._strangers.check()
+            self._invalid_tokens.check()
         try:
             verified = self._verify(token, keys)
         except DomainError:
-            self._strangers.count()
+            self._invalid_tokens.count()
             self._verified.pop(digest, None)
             raise
         self._verified[digest] = verified

@@ -270,11 +270,11 @@ def find_difference(recorded: Message, replayed: Message, at: str = "") -> Field
         name = field.name
         path = f"{at}.{name}" if at else name
         if field.has_presence and recorded.HasField(name) != replayed.HasField(name):
-            ours, theirs = (
+            recorded_text, replayed_text = (
                 _in_short(getattr(message, name)) if message.HasField(name) else NOTHING
                 for message in (recorded, replayed)
             )
-            return FieldDifference(path, ours, theirs)
+            return FieldDifference(path, recorded_text, replayed_text)
         found = _compare(getattr(recorded, name), getattr(replayed, name), name, path)
         if found is not None:
             return found

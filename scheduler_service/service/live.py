@@ -10,12 +10,12 @@ import grpc.aio
 from scheduler_service.audit.audit import Audit, NoAudit, OperatorCalled
 from scheduler_service.driver import Driver
 from scheduler_service.service.caller_checks import CallerNames
-from scheduler_service.watching.live_view import MAX_MOMENTS_PER_SECOND, LiveView
+from scheduler_service.watching.live_view import MAX_SNAPSHOTS_PER_SECOND, LiveView
 from splitserve.scheduler.v1 import live_pb2, live_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
 
 _NS_PER_S = 1_000_000_000
-# Added to each pause: a sleep may end a little early, before the next moment has begun.
+# Added to each pause: a sleep may end a little early, before the next snapshot has begun.
 _LATE_NS = 1_000_000
 # A watcher that reads no frame for so long is disconnected, to make room for another watcher.
 _UNREAD_S = 30.0
@@ -33,7 +33,7 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         unread_s: float = _UNREAD_S,
     ) -> None:
-        """Keeps the live view, whose moments become frames.
+        """Keeps the live view, whose snapshots become frames.
 
         `view`: watcher of `cluster`. `names`: names of callers for the audit log. `unread_s`:
         seconds that a frame may wait for its reader.
@@ -48,15 +48,15 @@ class LiveServicer(live_pb2_grpc.LiveServiceServicer):
     async def WatchScheduler(
         self, request: live_pb2.WatchSchedulerRequest, context: grpc.aio.ServicerContext
     ) -> None:
-        """Sends a frame for each moment, once the previous frame is sent.
+        """Sends a frame for each snapshot, once the previous frame is sent.
 
         Raises DomainError: WATCH_RATE_INVALID, STREAM_NOT_READ.
         """
         name = self._names.of_call(context)
         self._audit.record(OperatorCalled("WatchScheduler", context.peer(), name))
         rate = request.frames_per_second
-        if not 1 <= rate <= MAX_MOMENTS_PER_SECOND:
-            message = f"frames_per_second is {rate}; allowed: 1 to {MAX_MOMENTS_PER_SECOND}"
+        if not 1 <= rate <= MAX_SNAPSHOTS_PER_SECOND:
+            message = f"frames_per_second is {rate}; allowed: 1 to {MAX_SNAPSHOTS_PER_SECOND}"
             raise DomainError("WATCH_RATE_INVALID", message)
         cluster = self._cluster
         with self._view.watching(cluster.scheduler, cluster.submissions) as watcher:

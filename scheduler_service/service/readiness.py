@@ -48,17 +48,17 @@ class ReadinessJudge:
         self._num_steps = -1
         self._since_ns = 0
 
-    def judge(self, facts: ReadinessInputs, now_ns: int) -> Readiness:
+    def judge(self, inputs: ReadinessInputs, now_ns: int) -> Readiness:
         """Returns the readiness at `now_ns`; to be called periodically."""
-        if facts.num_steps != self._num_steps or not (facts.has_work and facts.num_connected):
-            self._num_steps, self._since_ns = facts.num_steps, now_ns
-        if facts.is_draining:
+        if inputs.num_steps != self._num_steps or not (inputs.has_work and inputs.num_connected):
+            self._num_steps, self._since_ns = inputs.num_steps, now_ns
+        if inputs.is_draining:
             return Readiness.DRAINING
-        if not facts.num_connected:
+        if not inputs.num_connected:
             return Readiness.NO_EXECUTOR
-        if facts.num_failing >= facts.num_connected:
+        if inputs.num_failing >= inputs.num_connected:
             return Readiness.EXECUTORS_FAILING
-        if now_ns - self._since_ns > facts.step_allowed_s * 1e9:
+        if now_ns - self._since_ns > inputs.step_allowed_s * 1e9:
             return Readiness.NO_PROGRESS
         return Readiness.READY
 
@@ -102,7 +102,7 @@ class ReadinessWatch:
         """Judges readiness now, and publishes it if it has changed."""
         cluster = self._cluster
         there = [e for e in cluster.executors if e.is_connected and not e.is_draining]
-        facts = ReadinessInputs(
+        inputs = ReadinessInputs(
             cluster.is_draining,
             len(there),
             sum(engine.is_failing for engine in there),
@@ -110,7 +110,7 @@ class ReadinessWatch:
             cluster.membership.num_steps_answered,
             cluster.membership.step_allowed_s,
         )
-        readiness = self._judge.judge(facts, cluster.now_ns())
+        readiness = self._judge.judge(inputs, cluster.now_ns())
         if readiness is self.current:
             return
         is_wished = readiness in {Readiness.READY, Readiness.DRAINING}
@@ -120,7 +120,7 @@ class ReadinessWatch:
             "readiness_changed readiness=%s before=%s num_connected=%d num_unfinished=%d",
             readiness.value,
             self.current.value,
-            facts.num_connected,
+            inputs.num_connected,
             cluster.num_unfinished,
         )
         await self._publish(readiness is Readiness.READY)

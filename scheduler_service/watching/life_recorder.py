@@ -217,7 +217,7 @@ class LifeRecorder:
     def _see_change(self, effect: Effect) -> None:
         match effect:
             case RequestAssigned(request, address, assignment):
-                self._given(request, address, assignment)
+                self._assigned(request, address, assignment)
             case RequestFinished(request):
                 self._finished(request)
             case RequestMoved(request, _, reason):
@@ -258,7 +258,7 @@ class LifeRecorder:
             self._quarantined(request)
         if place.executor is not None:
             assignment = Assignment(AssignedFor.TRIED_ALONE) if request.num_trials_left else None
-            self._given(request, place.executor.address, assignment)
+            self._assigned(request, place.executor.address, assignment)
 
     def _begin(
         self, request: Request, name: RequestName, waits_for: str, numbers: dict[str, int]
@@ -277,7 +277,7 @@ class LifeRecorder:
             numbers["num_resumed_tokens"] = num_resumed
         self._add(life, LifeKind.RECEIVED, numbers=numbers)
 
-    def _given(self, request: Request, address: str, assignment: Assignment | None) -> None:
+    def _assigned(self, request: Request, address: str, assignment: Assignment | None) -> None:
         life = self._living.get(request.request_id)
         if life is None:
             return
@@ -331,10 +331,10 @@ class LifeRecorder:
     def _step_sent(self, address: str, plan: StepPlan) -> None:
         for note in plan.notes:
             self._take_note(note)
-        for request, lack in plan.blockers.items():
+        for request, blocker in plan.blockers.items():
             life = self._living.get(request.request_id)
             if life is not None and life.part.phase in _WAITING:
-                self._wait(life, self._now_ns, lack.value, address)
+                self._wait(life, self._now_ns, blocker.value, address)
         rows = self._rows.get(address)
         if rows is None:
             rows = self._rows[address] = StepRows()
@@ -417,7 +417,7 @@ class LifeRecorder:
     def _wait(self, life: Life, now_ns: int, reason: str, executor: str) -> None:
         event = life.wait(now_ns, reason, executor)
         if event is not None:
-            self._tell(life, event)
+            self._notify(life, event)
 
     def _add(
         self,
@@ -427,9 +427,9 @@ class LifeRecorder:
         numbers: Mapping[str, int] = NO_NUMBERS,
         detail: str = "",
     ) -> None:
-        self._tell(life, life.add(self._now_ns, kind, reason, numbers, detail))
+        self._notify(life, life.add(self._now_ns, kind, reason, numbers, detail))
 
-    def _tell(self, life: Life, event: LifeEvent) -> None:
+    def _notify(self, life: Life, event: LifeEvent) -> None:
         for listener in self._listeners:
             listener(life, event)
 

@@ -41,12 +41,12 @@ class Durations:
         """Adds the counts of `other`."""
         self._bins.update(other._bins)
 
-    def tell(self, told: live.LiveLatency) -> None:
-        """Fills the blank message `told` with the count and, unless it is 0, the quantiles."""
-        told.count = self._bins.total()
-        if told.count:
-            told.p50_us = self._quantile_us(0.5, told.count)
-            told.p99_us = self._quantile_us(0.99, told.count)
+    def fill(self, message: live.LiveLatency) -> None:
+        """Fills the blank message `message` with the count and, unless it is 0, the quantiles."""
+        message.count = self._bins.total()
+        if message.count:
+            message.p50_us = self._quantile_us(0.5, message.count)
+            message.p99_us = self._quantile_us(0.99, message.count)
 
     def _quantile_us(self, part: float, count: int) -> int:
         """Returns the shortest duration, in microseconds, that a share `part` does not exceed."""
@@ -71,12 +71,12 @@ class HistoryPoint:
     num_tokens: int = 0
     first_tokens: Durations = field(default_factory=Durations)
 
-    def tell(self, told: live.LivePoint) -> None:
-        """Fills the blank message `told`."""
-        told.start_ms = self.number * POINT_NS // _NS_PER_MS
-        told.num_tokens = self.num_tokens
-        told.num_waiting = self.num_waiting
-        self.first_tokens.tell(told.time_to_first_token)
+    def fill(self, message: live.LivePoint) -> None:
+        """Fills the blank message `message`."""
+        message.start_ms = self.number * POINT_NS // _NS_PER_MS
+        message.num_tokens = self.num_tokens
+        message.num_waiting = self.num_waiting
+        self.first_tokens.fill(message.time_to_first_token)
 
 
 class History:
@@ -106,12 +106,12 @@ class History:
         """Yields the completed points after point `number`."""
         return (point for point in self.points if point.number > number)
 
-    def tell_recent(self, told: live.LiveLatency) -> None:
-        """Fills the blank message `told` with the times to first token of the last minute."""
+    def fill_recent(self, message: live.LiveLatency) -> None:
+        """Fills the blank message `message` with the times to first token of the last minute."""
         point, recent = self._point_at(self._now_ns()), Durations()
         recent.merge(self._recent)
         recent.merge(point.first_tokens)
-        recent.tell(told)
+        recent.fill(message)
 
     def _point_at(self, now_ns: int) -> HistoryPoint:
         """Returns the current point, after completing all points before `now_ns`."""

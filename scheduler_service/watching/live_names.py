@@ -1,4 +1,4 @@
-"""Names of requests for the live view: which are known, and which a watcher has to be told."""
+"""Names of requests for the live view: which are known, and which a watcher has to be sent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Names:
     """Names of requests that were shown. Names outlive their requests for a while.
 
     The latest mark of a watcher says which names the watcher knows, so all watchers with the same
-    mark are told the same names.
+    mark are sent the same names.
     """
 
     def __init__(self, submissions: Mapping[str, Submission], max_names: int = MAX_NAMES) -> None:
@@ -53,7 +53,7 @@ class Names:
 
     @property
     def mark(self) -> NamesMark:
-        """Mark of a watcher that was told all names known now."""
+        """Mark of a watcher that was sent all names known now."""
         return NamesMark(self._generation, self._num_learned)
 
     def see(self, requests: Iterable[Request]) -> None:
@@ -74,7 +74,7 @@ class Names:
         if submission is None:
             return
         names, number = self._names, request.arrival
-        # A known name moves to the end, so that watchers are told it again.
+        # A known name moves to the end, so that watchers are sent it again.
         names.pop(number, None)
         self._without_end.discard(number)
         if len(names) >= self._max_names:
@@ -116,13 +116,13 @@ class Names:
         if lacks_some and len(self._names) < self._max_names:
             self.see(shown())
 
-    def tell(
-        self, before: NamesMark | None, now: NamesMark, told: live.WatchSchedulerResponse
+    def fill(
+        self, before: NamesMark | None, now: NamesMark, frame: live.WatchSchedulerResponse
     ) -> None:
-        """Adds to `told` the names up to mark `now` that are unknown at mark `before`."""
-        # Names learned after `now` are told with the moment that shows them.
+        """Adds to `frame` the names up to mark `now` that are unknown at mark `before`."""
+        # Names learned after `now` are sent with the snapshot that shows them.
         is_forgotten = before is not None and before.generation != now.generation
-        told.forgets_requests = is_forgotten
+        frame.forgets_requests = is_forgotten
         known = 0 if before is None or is_forgotten else before.num_learned
         new: list[live.LiveRequest] = []
         for place, name in reversed(self._names.values()):
@@ -130,4 +130,4 @@ class Names:
                 break
             if place <= now.num_learned:
                 new.append(name)
-        told.new_requests.extend(reversed(new))
+        frame.new_requests.extend(reversed(new))

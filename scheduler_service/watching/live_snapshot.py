@@ -1,6 +1,6 @@
-"""State of a scheduler at one moment, and the frames that bring watchers to it.
+"""State of a scheduler at one time, and the frames that bring watchers to it.
 
-The parts are: reasons for which requests wait, views of executors, moments, and maps of the blocks
+The parts are: reasons why requests wait, views of executors, snapshots, and maps of the blocks
 of a pool.
 """
 
@@ -117,26 +117,26 @@ def _num_needed(core: Engine, request: Request) -> int:
 class ExecutorView:
     """Snapshot of an executor's life for the live view.
 
-    `life`: address and epoch. `told`: the part that every frame has. `device`, `host`: blocks of
+    `life`: address and epoch. `message`: the part that every frame has. `device`, `host`: blocks of
     its pools. `steps`: the latest answered steps. `num_steps`: number of all steps that were
     answered while the scheduler was watched.
     """
 
     life: tuple[str, int]
-    told: live.LiveExecutor
+    message: live.LiveExecutor
     device: PoolMap
     host: PoolMap
     steps: Sequence[LoggedStep]
     num_steps: int
 
-    def tell_changes(self, before: ExecutorView | None, told: live.LiveExecutor) -> None:
-        """Adds to `told` the steps and blocks that differ from the view `before`; None: all."""
+    def fill_changes(self, before: ExecutorView | None, message: live.LiveExecutor) -> None:
+        """Adds to `message` the steps and blocks that differ from the view `before`; None: all."""
         num_told = 0 if before is None else before.num_steps
         for step in self.steps:
             if step.number > num_told:
-                step.tell(told.steps.add())
-        self.device.tell_changes(None if before is None else before.device, told.device)
-        self.host.tell_changes(None if before is None else before.host, told.host)
+                step.fill(message.steps.add())
+        self.device.fill_changes(None if before is None else before.device, message.device)
+        self.host.fill_changes(None if before is None else before.host, message.host)
 
 
 def view_executor(
@@ -144,7 +144,7 @@ def view_executor(
 ) -> ExecutorView:
     """Returns the present view of an executor. Must be called between turns.
 
-    `before`: the view at the previous moment. Blocks that steps have moved since then are shown as
+    `before`: the view in the previous snapshot. Blocks that steps have moved since are shown as
     on the move.
     """
     core = engine.engine
@@ -178,27 +178,27 @@ def view_executor(
 def _tell(
     engine: ExecutorState, core: Engine, names: Names, running: list[int]
 ) -> live.LiveExecutor:
-    told = live.LiveExecutor()
+    message = live.LiveExecutor()
     rows, placement = core.placement.rows, core.placement
-    told.address, told.life = engine.life
-    told.state = _state_of(engine)
+    message.address, message.life = engine.life
+    message.state = _state_of(engine)
     order = rows.order
-    told.running.extend(running)
-    told.num_tokens.extend(rows.num_known[order].tolist())
-    told.num_computed.extend(rows.num_computed[order].tolist())
+    message.running.extend(running)
+    message.num_tokens.extend(rows.num_known[order].tolist())
+    message.num_computed.extend(rows.num_computed[order].tolist())
     if placement.swapped:
-        told.swapped.extend(names.numbers_of(placement.swapped))
+        message.swapped.extend(names.numbers_of(placement.swapped))
     if core.num_waiting:
-        told.waiting.extend(names.numbers_of(first_queued(core)))
-        told.num_waiting = core.num_waiting
-    reason = why_waiting(told.address, core)
+        message.waiting.extend(names.numbers_of(first_queued(core)))
+        message.num_waiting = core.num_waiting
+    reason = why_waiting(message.address, core)
     if reason is not None:
-        told.reason.CopyFrom(reason)
-    told.max_num_seqs = core.config.max_num_seqs
-    told.num_in_flight = core.num_in_flight
-    told.num_steps = core.num_steps
-    told.num_preemptions = core.num_preemptions
-    return told
+        message.reason.CopyFrom(reason)
+    message.max_num_seqs = core.config.max_num_seqs
+    message.num_in_flight = core.num_in_flight
+    message.num_steps = core.num_steps
+    message.num_preemptions = core.num_preemptions
+    return message
 
 
 def first_queued(core: Engine) -> list[Request]:
@@ -219,27 +219,27 @@ def _state_of(engine: ExecutorState) -> live.LiveState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveSnapshot:
-    """State of a scheduler at one moment, and the frames that lead watchers to it.
+    """State of a scheduler at one time, and the frames that lead watchers to it.
 
-    Watchers at the same earlier moment get the same frame. `told`: the part that every frame has.
+    Watchers with the same earlier snapshot get the same frame. `message`: the part of every frame.
     `executors`: views by life (address, epoch). `last_point`: number of the latest completed point
     of `history`, -1 for none.
     """
 
     number: int
-    told: live.WatchSchedulerResponse
+    message: live.WatchSchedulerResponse
     executors: Mapping[tuple[str, int], ExecutorView]
     names: Names
     mark: NamesMark
     history: History
     last_point: int
-    # By the number of the earlier moment; None for a new watcher.
+    # By the number of the earlier snapshot; None for a new watcher.
     frames: dict[int | None, live.WatchSchedulerResponse] = field(default_factory=dict)
 
     def frame_after(self, before: LiveSnapshot | None) -> live.WatchSchedulerResponse:
-        """Returns the frame that leads from the moment `before` to this one; None: from no view.
+        """Returns the frame that leads from the snapshot `before` to this one; None: from no view.
 
-        Frames are shared and must not be changed. Must be called before a later moment is made.
+        Frames are shared and must not be changed. Must be called before a later snapshot is made.
         """
         number = None if before is None else before.number
         frame = self.frames.get(number)
@@ -249,15 +249,15 @@ class LiveSnapshot:
 
     def _frame_after(self, before: LiveSnapshot | None) -> live.WatchSchedulerResponse:
         frame = live.WatchSchedulerResponse()
-        frame.CopyFrom(self.told)
-        self.names.tell(None if before is None else before.mark, self.mark, frame)
+        frame.CopyFrom(self.message)
+        self.names.fill(None if before is None else before.mark, self.mark, frame)
         for point in self.history.points_after(-1 if before is None else before.last_point):
-            point.tell(frame.history.add())
+            point.fill(frame.history.add())
         for view in self.executors.values():
             seen = None if before is None else before.executors.get(view.life)
-            told = frame.executors.add()
-            told.CopyFrom(view.told)
-            view.tell_changes(seen, told)
+            message = frame.executors.add()
+            message.CopyFrom(view.message)
+            view.fill_changes(seen, message)
         return frame
 
 
@@ -301,15 +301,15 @@ class WatchedState:
             log = None if executor is None else self.log_of(executor)
         return log
 
-    def moment(
+    def snapshot(
         self, number: int, now_ns: int, unix_ms: int, before: LiveSnapshot | None
     ) -> LiveSnapshot:
-        """Makes the present moment. Must be called between turns. `before`: the previous moment.
+        """Makes the current snapshot. To be called between turns. `before`: the previous snapshot.
 
         `now_ns`: by the clock of turns. `unix_ms`: milliseconds since 1970.
         """
         scheduler, names = self.scheduler, self.names
-        told = live.WatchSchedulerResponse(
+        message = live.WatchSchedulerResponse(
             unix_ms=unix_ms,
             now_ms=now_ns // _MS,
             num_waiting=scheduler.num_waiting,
@@ -317,30 +317,30 @@ class WatchedState:
         )
         engines = list(scheduler.executors.values())
         waiting = scheduler.first_waiting(MAX_WAITING)
-        told.waiting.extend(names.numbers_of(waiting))
+        message.waiting.extend(names.numbers_of(waiting))
         if waiting:
-            told.reasons.extend(why_unassigned(waiting[0], scheduler))
+            message.reasons.extend(why_unassigned(waiting[0], scheduler))
         executors = {}
         for engine in engines:
             life = engine.life
             seen = None if before is None else before.executors.get(life)
             executors[life] = view_executor(engine, names, self.log_of(engine), seen)
-        names.tidy(lambda: self._used(told, executors), lambda: chain(waiting, _shown(engines)))
+        names.tidy(lambda: self._used(message, executors), lambda: chain(waiting, _shown(engines)))
         history = self.history
-        history.tell_recent(told.time_to_first_token)
+        history.fill_recent(message.time_to_first_token)
         last_point = history.points[-1].number if history.points else -1
-        return LiveSnapshot(number, told, executors, names, names.mark, history, last_point)
+        return LiveSnapshot(number, message, executors, names, names.mark, history, last_point)
 
     def _used(
         self,
-        told: live.WatchSchedulerResponse,
+        message: live.WatchSchedulerResponse,
         executors: Mapping[tuple[str, int], ExecutorView],
     ) -> set[int]:
         """Returns the numbers of requests that this frame and later ones may name."""
-        views = [view.told for view in executors.values()]
+        views = [view.message for view in executors.values()]
         steps = [step for log in self.logs.values() for step in (*log.answered, *log.in_flight)]
         return {
-            *told.waiting,
+            *message.waiting,
             *chain.from_iterable(chain(each.running, each.swapped, each.waiting) for each in views),
             *chain.from_iterable(step.request_numbers for step in steps),
         }
@@ -355,7 +355,7 @@ def _shown(engines: Iterable[ExecutorState]) -> Iterator[Request]:
         yield from first_queued(engine.engine)
 
 
-# -- Blocks of a pool at one moment ----------------------------------------------------------------
+# -- Blocks of a pool at one time ------------------------------------------------------------------
 
 ByteArray = npt.NDArray[np.uint8]
 
@@ -400,7 +400,7 @@ def block_states(pool: BlockPool, given_back: Sequence[int], moved: Collection[i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolMap:
-    """Blocks of a pool at one moment.
+    """Blocks of a pool at one time.
 
     `states`: `BlockState` of each block, [num_blocks] uint8. `holders`: number of the request that
     holds the block, 0 for none, [num_blocks] int64. Both are never written to.
@@ -415,10 +415,10 @@ class PoolMap:
         """Returns the map of a pool without blocks."""
         return cls(block_size, _NO_STATES, _NO_HOLDERS)
 
-    def tell_changes(self, before: PoolMap | None, told: live.LivePool) -> None:
-        """Adds to `told` the blocks that differ from `before`; None: from a pool of free blocks."""
-        told.num_blocks = len(self.states)
-        told.block_size = self.block_size
+    def fill_changes(self, before: PoolMap | None, message: live.LivePool) -> None:
+        """Adds to `message` the blocks that differ from `before`; None: from free blocks."""
+        message.num_blocks = len(self.states)
+        message.block_size = self.block_size
         if before is None:
             differs = (self.states != 0) | (self.holders != 0)
         else:
@@ -426,9 +426,9 @@ class PoolMap:
         changed = differs.nonzero()[0]
         if len(changed) == 0:
             return
-        told.changed.extend(changed.tolist())
-        told.states = self.states[changed].tobytes()
-        told.holders.extend(self.holders[changed].tolist())
+        message.changed.extend(changed.tolist())
+        message.states = self.states[changed].tobytes()
+        message.holders.extend(self.holders[changed].tolist())
 
 
 def device_holders(core: Engine, numbers: Int64Array) -> Int64Array:

@@ -86,7 +86,7 @@ class LoggedStep:
     """Step that was sent. `number`: position among the answered steps, 0 before the answer.
 
     `owners`: `RowOwners.now` at the time of planning. `token_ids`: result, -1 for rows without a
-    token. Figures are computed when a watcher is told of the step, since there are more steps than
+    token. Figures are computed when the step is sent to a watcher, since there are more steps than
     frames.
     """
 
@@ -119,25 +119,25 @@ class LoggedStep:
         """Host blocks that the step copies from or to."""
         return self.moves.host_destinations | {source for source, _ in self.moves.swap_in}
 
-    def tell(self, told: live.LiveStep) -> None:
-        """Fills the blank message `told`."""
+    def fill(self, message: live.LiveStep) -> None:
+        """Fills the blank message `message`."""
         work = self.work
         numbers, num_prompt = self.owners[:, work.row_ids[:MAX_ROWS]]
-        told.step_id = self.step_id
-        told.sent_ms = self.sent_ns // _NS_PER_MS
-        told.round_trip_us = self.round_trip_ns // _NS_PER_US
-        told.compute_us = self.compute_us
-        told.rows.extend(numbers.tolist())
-        told.kinds = _kinds(work, num_prompt).tobytes()
-        told.num_tokens.extend(work.num_inputs[:MAX_ROWS].tolist())
-        told.num_rows = len(work.row_ids)
+        message.step_id = self.step_id
+        message.sent_ms = self.sent_ns // _NS_PER_MS
+        message.round_trip_us = self.round_trip_ns // _NS_PER_US
+        message.compute_us = self.compute_us
+        message.rows.extend(numbers.tolist())
+        message.kinds = _kinds(work, num_prompt).tobytes()
+        message.num_tokens.extend(work.num_inputs[:MAX_ROWS].tolist())
+        message.num_rows = len(work.row_ids)
         if self.token_ids is not None:
-            told.num_sampled = int(np.count_nonzero(self.token_ids >= 0))
+            message.num_sampled = int(np.count_nonzero(self.token_ids >= 0))
         if self.moves:
-            told.num_swapped_out = len(self.moves.swap_out)
-            told.num_swapped_in = len(self.moves.swap_in)
-            told.num_copied = len(self.moves.copy)
-        told.failed = self.is_failed
+            message.num_swapped_out = len(self.moves.swap_out)
+            message.num_swapped_in = len(self.moves.swap_in)
+            message.num_copied = len(self.moves.copy)
+        message.failed = self.is_failed
 
 
 class StepLog:

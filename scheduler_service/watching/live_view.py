@@ -17,10 +17,10 @@ from splitserve_rpc.domain_error import DomainError
 
 MAX_WATCHERS = 8
 # Limit for all watchers together.
-MAX_MOMENTS_PER_SECOND = 10
+MAX_SNAPSHOTS_PER_SECOND = 10
 _RETRY_S = 5.0
 _NS_PER_MS = 1_000_000
-_NS_PER_MOMENT = 1_000_000_000 // MAX_MOMENTS_PER_SECOND
+_NS_PER_SNAPSHOT = 1_000_000_000 // MAX_SNAPSHOTS_PER_SECOND
 # Frames take at most one part in FRAMES_PART of the event loop's time.
 FRAMES_PART = 20
 
@@ -30,13 +30,13 @@ _Made = TypeVar("_Made")
 class FramePacing:
     """Limits the time for frames to one part in `FRAMES_PART` of the event loop's time.
 
-    After a frame, no new moment is made for 19 times as long as the frame took. `spent_ns`: CPU
+    After a frame, no new snapshot is made for 19 times as long as the frame took. `spent_ns`: CPU
     time of the thread, which does not depend on the load of the machine.
     """
 
     def __init__(self, spent_ns: Callable[[], int] = time.thread_time_ns) -> None:
         self._spent_ns = spent_ns
-        # Earliest time of the next moment, in nanoseconds by the clock of turns.
+        # Earliest time of the next snapshot, in nanoseconds by the clock of turns.
         self.next_ns = 0
 
     def make(self, make: Callable[[], _Made], now_ns: Callable[[], int]) -> _Made:
@@ -56,12 +56,12 @@ def _unix_ms() -> int:
     return time.time_ns() // _NS_PER_MS
 
 
-def moment_number(now_ns: int) -> int:
-    """Returns the number of the moment at `now_ns`.
+def snapshot_number(now_ns: int) -> int:
+    """Returns the number of the snapshot due at `now_ns`.
 
-    Watchers with the same moment get the same frame.
+    Watchers with the same snapshot get the same frame.
     """
-    return now_ns // _NS_PER_MOMENT
+    return now_ns // _NS_PER_SNAPSHOT
 
 
 class LiveView:
@@ -73,11 +73,11 @@ class LiveView:
     def __init__(
         self,
         unix_ms: Callable[[], int] = _unix_ms,
-        number_of: Callable[[int], int] = moment_number,
+        number_of: Callable[[int], int] = snapshot_number,
         pace: FramePacing | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`unix_ms`: wall clock, read once per moment. `number_of`: number of the moment at a time.
+        """`unix_ms`: wall clock, read once per snapshot. `number_of`: snapshot number at a time.
 
         `now_ns`: the clock of turns.
         """
@@ -88,7 +88,7 @@ class LiveView:
         self._number_of = number_of
         # Set while there are watchers.
         self._watched: WatchedState | None = None
-        self._moment: LiveSnapshot | None = None
+        self._snapshot: LiveSnapshot | None = None
         self._num_watchers = 0
 
     @contextmanager
@@ -110,24 +110,24 @@ class LiveView:
         finally:
             self._num_watchers -= 1
             if self._num_watchers == 0:
-                self._watched = self._moment = None
+                self._watched = self._snapshot = None
 
     @property
     def is_idle(self) -> bool:
         """Whether the view has no watcher, and so keeps no state of executors and steps."""
         return self._watched is None
 
-    def moment(self, watched: WatchedState) -> LiveSnapshot:
-        """Returns the current moment, which is shared by all watchers.
+    def snapshot(self, watched: WatchedState) -> LiveSnapshot:
+        """Returns the current snapshot, which is shared by all watchers.
 
         Makes a new one if it is due.
         """
         now_ns = self.now_ns()
         number = self._number_of(now_ns)
         is_due = now_ns >= self.pace.next_ns
-        if self._moment is None or (self._moment.number != number and is_due):
-            self._moment = watched.moment(number, now_ns, self._unix_ms(), self._moment)
-        return self._moment
+        if self._snapshot is None or (self._snapshot.number != number and is_due):
+            self._snapshot = watched.snapshot(number, now_ns, self._unix_ms(), self._snapshot)
+        return self._snapshot
 
     # -- Turns ---------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class LiveView:
 
 
 class LiveWatcher:
-    """Watcher of the live view. Moves from moment to moment at its own speed."""
+    """Watcher of the live view. Moves from snapshot to snapshot at its own rate."""
 
     def __init__(self, view: LiveView, watched: WatchedState) -> None:
         self._view = view
@@ -154,7 +154,7 @@ class LiveWatcher:
         return self._view.pace.make(self._frame, self._view.now_ns)
 
     def _frame(self) -> live.WatchSchedulerResponse:
-        moment = self._view.moment(self._watched)
-        frame = moment.frame_after(self._before)
-        self._before = moment
+        snapshot = self._view.snapshot(self._watched)
+        frame = snapshot.frame_after(self._before)
+        self._before = snapshot
         return frame

@@ -80,8 +80,8 @@ class TokenGaps:
         yet, not even to further tokens of the same step. Several tokens of a request share the time
         since its previous token.
         """
-        told = keys.tobytes()
-        cohort = self._whole.get(told)
+        key_bytes = keys.tobytes()
+        cohort = self._whole.get(key_bytes)
         if cohort is not None:
             self._gaps.repeat(now_ns - cohort.last_ns, len(keys))
             cohort.last_ns = now_ns
@@ -92,15 +92,15 @@ class TokenGaps:
         firsts = [key for key in dict.fromkeys(all_keys) if key in new and key in known]
         if len(key_set) < len(all_keys):
             self._add_one_by_one(Counter(all_keys), now_ns)
-            cohort, moved = _Cohort(told, now_ns, set()), key_set - new
+            cohort, moved = _Cohort(key_bytes, now_ns, set()), key_set - new
         else:
             cohort, moved = self._add_together(key_set - new if new else key_set, now_ns)
         moved.update(firsts)
         cohort.members |= moved
-        cohort.keys, cohort.last_ns = told, now_ns
+        cohort.keys, cohort.last_ns = key_bytes, now_ns
         self._cohort_of.update(dict.fromkeys(moved, cohort))
         if len(cohort.members) == len(all_keys):
-            self._whole[told] = cohort
+            self._whole[key_bytes] = cohort
         return firsts
 
     def _add_together(self, keys: set[int], now_ns: int) -> tuple[_Cohort, set[int]]:
@@ -224,11 +224,11 @@ class RequestTimes:
             self._tokens_of_one(events.client_keys, now_ns)
         if events.tokens:
             # `tokens` also has the tokens of a request of one sequence that was just preempted.
-            told = [_key_and_index(token) for token in events.tokens]
-            of_one = [key for key, index in told if index is None]
+            keys_and_indexes = [_key_and_index(token) for token in events.tokens]
+            of_one = [key for key, index in keys_and_indexes if index is None]
             if of_one:
                 self._tokens_of_one(np.array(of_one, np.int64), now_ns)
-            for (key, index), num_tokens in Counter(told).items():
+            for (key, index), num_tokens in Counter(keys_and_indexes).items():
                 if index is not None:
                     self._tokens_of_several(key, index, num_tokens, now_ns)
         for request in events.finished:

@@ -89,31 +89,31 @@ class OrderedQueue(Generic[Item]):
         # Annotated, not subscripted: checkpoints cannot store type arguments.
         self._all: _Sorted[Item] = _Sorted()
         self._by_lane: dict[Lane, _Sorted[Item]] = {}
-        self._places: dict[Item, tuple[Lane, Key]] = {}
+        self._positions: dict[Item, tuple[Lane, Key]] = {}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._positions)
 
     def __iter__(self) -> Iterator[Item]:
         return iter(self._all)
 
     def __contains__(self, item: Item) -> bool:
-        return item in self._places
+        return item in self._positions
 
     def lane_of(self, item: Item) -> Lane:
         """Returns the lane of `item`, which must be queued."""
-        return self._places[item][0]
+        return self._positions[item][0]
 
     def add(self, item: Item, lane: Lane, key: Key) -> None:
         """Adds `item`, which must not be queued."""
-        assert item not in self._places, "queued twice"
-        self._places[item] = lane, key
+        assert item not in self._positions, "queued twice"
+        self._positions[item] = lane, key
         self._all.add(item, key)
         self._by_lane.setdefault(lane, _Sorted()).add(item, key)
 
     def remove(self, item: Item) -> None:
         """Removes `item`, which must be queued."""
-        lane, key = self._places.pop(item)
+        lane, key = self._positions.pop(item)
         self._all.remove(key)
         self._remove_from(lane, key)
 
@@ -124,8 +124,8 @@ class OrderedQueue(Generic[Item]):
 
     def change_lane(self, item: Item, lane: Lane) -> None:
         """Moves `item`, which must be queued, to another lane; its key stays."""
-        old, key = self._places[item]
-        self._places[item] = lane, key
+        old, key = self._positions[item]
+        self._positions[item] = lane, key
         self._remove_from(old, key)
         self._by_lane.setdefault(lane, _Sorted()).add(item, key)
 

@@ -98,7 +98,7 @@ def _check_features(request: Request, config: SchedulerConfig) -> None:
             raise DomainError(
                 "FEATURE_UNSUPPORTED", f"the executors do not support {feature.value}"
             )
-    if params.min_tokens > 0:  # then all that end a sequence are told
+    if params.min_tokens > 0:  # then all stop tokens are sent
         params = replace(params, stop_token_ids=params.stop_tokens(config.eos_token_ids))
     num_bytes, most = params.num_bytes, config.max_params_bytes
     if config.most_tokens > 1:
@@ -164,8 +164,8 @@ def prepare_request(request: Request, config: SchedulerConfig) -> None:
         request.stop_len = min(by_length, request.stop_len)
     if request.params.beam is not None:
         _prepare_search(request, config.vocab_size)
-    told = request.stop_token_ids if config.most_tokens > 1 else frozenset[int]()
-    request.params_set = ParamsSet(request.row_params, told)
+    stop_token_ids = request.stop_token_ids if config.most_tokens > 1 else frozenset[int]()
+    request.params_set = ParamsSet(request.row_params, stop_token_ids)
     request.prepared_for = config
 
 

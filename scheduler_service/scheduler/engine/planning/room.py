@@ -439,12 +439,12 @@ class HeldShares:
         if shares is None:
             return self._rows.least_urgent.request
         num_before = Counter[str]()
-        places: dict[Request, tuple[int, tuple[int, ...]]] = {}
+        order_keys: dict[Request, tuple[int, tuple[int, ...]]] = {}
         for request in dict.fromkeys(sequence.request for sequence in self._rows.running):
             tenant = request.scheduling.tenant
-            places[request] = (num_before[tenant] * shares.price(tenant), request.rank)
+            order_keys[request] = (num_before[tenant] * shares.price(tenant), request.rank)
             num_before[tenant] += 1
-        return max(places, key=places.__getitem__)
+        return max(order_keys, key=order_keys.__getitem__)
 
     def _may_take_blocks(self, tenant: str, num_left: int) -> bool:
         assert self._shares is not None

@@ -34,7 +34,7 @@ class PromptLookup:
     def __init__(self, rows: RowColumns) -> None:
         self._rows = rows
         self._index = TokenIndex(rows)
-        self._luck = AcceptanceRates(rows.max_num_rows)
+        self._acceptance = AcceptanceRates(rows.max_num_rows)
         self._stay_ids = [NO_STAY] * rows.max_num_rows
         self._num_seen = [0] * rows.max_num_rows
         # By row: position of the token guessed next, kind of the guess, and length of the copy.
@@ -66,7 +66,7 @@ class PromptLookup:
         """Returns the probabilities that guesses are right; see Proposer."""
         kinds = [self._kinds[row_id] for row_id in row_ids]
         lengths = [self._lengths[row_id] for row_id in row_ids]
-        return self._luck.chances(row_ids, kinds, lengths, most)
+        return self._acceptance.chances(row_ids, kinds, lengths, most)
 
     def propose(self, row_id: int, most: int) -> Int32Array:
         """Returns the guessed tokens; see Proposer. Repeats them where the copy reaches its end."""
@@ -78,7 +78,7 @@ class PromptLookup:
     def _begin(self, row_id: int, stay_id: int, num_known: int) -> None:
         """Resets the row, which has another sequence than before."""
         self._stay_ids[row_id], self._num_seen[row_id] = stay_id, num_known
-        self._luck.begin(row_id)
+        self._acceptance.begin(row_id)
         self._index.begin(row_id, num_known)
         self._guesses[row_id] = _NO_GUESS
         self._look_up(row_id, least=1)
@@ -92,7 +92,7 @@ class PromptLookup:
             return
         tokens = self._rows.token_ids
         is_right = bool(tokens[row_id, guess] == tokens[row_id, position])
-        self._luck.add(row_id, kind, is_right)
+        self._acceptance.add(row_id, kind, is_right)
         if is_right:
             length = min(length + 1, LONGEST)
             self._guess(row_id, guess + 1, KIND_OF_LENGTH[length], length)
@@ -115,9 +115,9 @@ class PromptLookup:
         if found is None:
             return
         position, length = found
-        kind, luck = KIND_OF_LENGTH[length], self._luck
+        kind, acceptance = KIND_OF_LENGTH[length], self._acceptance
         has_change = self._guesses[row_id] != _NO_GUESS and self._kinds[row_id] == BEHIND_CHANGE
-        if not has_change or luck.mean(row_id, kind) > luck.mean(row_id, BEHIND_CHANGE):
+        if not has_change or acceptance.mean(row_id, kind) > acceptance.mean(row_id, BEHIND_CHANGE):
             self._guess(row_id, position, kind, length)
 
 
@@ -217,7 +217,7 @@ class AcceptanceRates:
 # size: overwritten entries are lost, and an entry found is compared with the tokens themselves.
 # Tables follow from the tokens, so a dumped engine leaves them out and makes them again.
 #
-# Shape letters: N rows, S places of a table.
+# Shape letters: N rows, S slots of a table.
 
 # Most tokens that are looked up together.
 NUM_MATCHED = 3
@@ -239,22 +239,22 @@ class TokenIndex:
         max_num_rows, max_len = rows.token_ids.shape
         num_place_bits = min((2 * max_len - 1).bit_length(), _MOST_PLACES.bit_length() - 1)
         self._shift = _HASH_BITS - num_place_bits
-        # Number of indexed tokens of each row, and the table places of the last tokens among them.
+        # Number of indexed tokens of each row, and the table slots of the last tokens among them.
         self._ends = [0] * max_num_rows
-        self._next_places: list[list[int]] = [[] for _ in range(max_num_rows)]
+        self._next_slots: list[list[int]] = [[] for _ in range(max_num_rows)]
         self._make_tables()
 
     def _make_tables(self) -> None:
         # [N, 3 S]; positions are never 0.
-        self._num_places = 2 ** (_HASH_BITS - self._shift)
-        shape = len(self._ends), NUM_MATCHED * self._num_places
+        self._num_slots = 2 ** (_HASH_BITS - self._shift)
+        shape = len(self._ends), NUM_MATCHED * self._num_slots
         self._tables = np.zeros(shape, np.int32)
         # Elements of a memoryview are Python integers, and four times as fast to read as numpy's.
-        self._places = self._tables.data
+        self._slots = self._tables.data
         self._tokens = self._rows.token_ids.data
 
     def __getstate__(self) -> dict[str, Any]:
-        made_again = {"_tables", "_places", "_tokens"}
+        made_again = {"_tables", "_slots", "_tokens"}
         return {name: value for name, value in vars(self).items() if name not in made_again}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -273,8 +273,8 @@ class TokenIndex:
     def add(self, row_id: int) -> None:
         """Adds the next token of the row."""
         end = self._ends[row_id]
-        for place in self._next_places[row_id]:
-            self._places[row_id, place] = end
+        for slot in self._next_slots[row_id]:
+            self._slots[row_id, slot] = end
         self._go_to(row_id, end + 1)
 
     def find(self, row_id: int, least: int) -> tuple[int, int] | None:
@@ -283,9 +283,9 @@ class TokenIndex:
         Also returns the number of matching tokens: three, or else two or one, and at least `least`.
         None if there is no such match.
         """
-        end, tokens, places = self._ends[row_id], self._tokens, self._next_places[row_id]
-        for num_tokens in range(len(places), least - 1, -1):
-            found: int = self._places[row_id, places[num_tokens - 1]]
+        end, tokens, slots = self._ends[row_id], self._tokens, self._next_slots[row_id]
+        for num_tokens in range(len(slots), least - 1, -1):
+            found: int = self._slots[row_id, slots[num_tokens - 1]]
             if found != _UNSEEN and all(
                 tokens[row_id, found - back] == tokens[row_id, end - back]
                 for back in range(1, num_tokens + 1)
@@ -295,12 +295,12 @@ class TokenIndex:
 
     def _go_to(self, row_id: int, end: int) -> None:
         """Sets the number of indexed tokens to `end`, and finds the places of the last ones."""
-        tokens, mixed, places = self._tokens, 0, []
+        tokens, mixed, slots = self._tokens, 0, []
         for back in range(1, min(NUM_MATCHED, end) + 1):
             mixed += _FACTORS[back - 1] * tokens[row_id, end - back]
-            place = (mixed * _MIXER & _HASH) >> self._shift
-            places.append((back - 1) * self._num_places + place)
-        self._ends[row_id], self._next_places[row_id] = end, places
+            slot = (mixed * _MIXER & _HASH) >> self._shift
+            slots.append((back - 1) * self._num_slots + slot)
+        self._ends[row_id], self._next_slots[row_id] = end, slots
 
     def _index(self, row_id: int, end: int) -> None:
         """Fills the tables as if the tokens before `end` were added one by one."""
@@ -311,6 +311,6 @@ class TokenIndex:
             mixed = mixed[-(end - num_tokens) :] + (
                 np.uint32(_FACTORS[num_tokens - 1]) * tokens[: end - num_tokens]
             )
-            places = mixed * np.uint32(_MIXER) >> np.uint32(self._shift)
-            # Of positions with the same place, the last one stays.
-            table[(num_tokens - 1) * self._num_places + places] = np.arange(num_tokens, end)
+            slots = mixed * np.uint32(_MIXER) >> np.uint32(self._shift)
+            # Of positions with the same slot, the last one stays.
+            table[(num_tokens - 1) * self._num_slots + slots] = np.arange(num_tokens, end)

@@ -70,7 +70,7 @@ class Setting:
             self.keys,
             self._unknown,
             lambda: self.now_s,
-            strangers=InvalidTokenLimit(lambda: self.monotonic_ns),
+            invalid_tokens=InvalidTokenLimit(lambda: self.monotonic_ns),
         )
 
     def _unknown(self) -> None:

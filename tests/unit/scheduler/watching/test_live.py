@@ -88,7 +88,7 @@ def test_pool_map_tells_what_changed(
     for states, holder in moments:
         told = live.LivePool()
         now = PoolMap(16, np.frombuffer(states, np.uint8), np.full(8, holder))
-        now.tell_changes(before, told)
+        now.fill_changes(before, told)
         seen.take(told)
         assert (bytes(seen.states), seen.holders) == (states, [holder] * 8)
         assert seen.block_size == 16
@@ -98,7 +98,7 @@ def test_pool_map_tells_what_changed(
 def test_pool_map_tells_nothing_when_nothing_has_changed() -> None:
     before, now = (PoolMap(16, np.ones(4, np.uint8), np.arange(4)) for _ in range(2))
     again = live.LivePool()
-    now.tell_changes(before, again)
+    now.fill_changes(before, again)
     assert (again.num_blocks, list(again.changed), again.states) == (4, [], b"")
 
 
@@ -129,7 +129,7 @@ class Told:
 
     def take(self, names: Names, now: NamesMark) -> None:
         frame = live.WatchSchedulerResponse()
-        names.tell(self.mark, now, frame)
+        names.fill(self.mark, now, frame)
         assert not (frame.forgets_requests and self.mark is None)
         if frame.forgets_requests:
             self.names.clear()
@@ -191,7 +191,7 @@ def test_names_are_told_once_while_nothing_changes() -> None:
     serving, watcher = Serving(), Told()
     watcher.take(serving.names, serving.go_on(3, 0, 0))
     frame = live.WatchSchedulerResponse()
-    serving.names.tell(watcher.mark, serving.go_on(0, 0, 0), frame)
+    serving.names.fill(watcher.mark, serving.go_on(0, 0, 0), frame)
     assert not frame.new_requests
 
 
@@ -299,16 +299,16 @@ class ToldHistory:
         self.now_ns += round(seconds * 1e9)
 
     def points(self) -> list[live.LivePoint]:
-        self.history.tell_recent(live.LiveLatency())
+        self.history.fill_recent(live.LiveLatency())
         found = []
         for point in self.history.points_after(-1):
             found.append(live.LivePoint())
-            point.tell(found[-1])
+            point.fill(found[-1])
         return found
 
     def recent(self) -> live.LiveLatency:
         told = live.LiveLatency()
-        self.history.tell_recent(told)
+        self.history.fill_recent(told)
         return told
 
 
@@ -392,7 +392,7 @@ def test_quantiles_are_right_to_two_and_a_half_percent(count: int) -> None:
     durations, told = Durations(), live.LiveLatency()
     for each in range(1, count + 1):
         durations.add(each * _MS)
-    durations.tell(told)
+    durations.fill(told)
     assert told.count == count
     assert told.p50_us == pytest.approx(1000 * -(-count // 2), rel=0.026)
     assert told.p99_us == pytest.approx(1000 * -(-99 * count // 100), rel=0.026)
