@@ -296,7 +296,7 @@ def main() -> int:
         config = ExecutorConfig.from_options(values)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         if not asyncio.run(serve(config)):
-            _end_beside_threads(errors)
+            _exit_now(errors)
     except RecordingFailed as error:
         _log.error("cuda_graphs_failed reason=%r: restarting without them", str(error))
         if errors is not None:
@@ -312,7 +312,7 @@ def main() -> int:
     return 0
 
 
-def _end_beside_threads(errors: StandardError | None) -> NoReturn:
+def _exit_now(errors: StandardError | None) -> NoReturn:
     """Ends the process at once, without Python's shutdown.
 
     A thread may be inside C++ code, in which a normal shutdown would abort.

@@ -120,8 +120,8 @@ class NativeModel:
         index: Tensor,
         cache: KVCache,
     ) -> Tensor:
-        places = torch.arange(len(input_ids))
-        return self._run(input_ids, places, rotation, paged, index, cache)
+        positions = torch.arange(len(input_ids))
+        return self._run(input_ids, positions, rotation, paged, index, cache)
 
     def run_on(self, first: PassRows, rows: RunRows, cache: KVCache) -> npt.NDArray[np.int32]:
         """Returns the tokens [R, m] that `rows` get, as a RunningModel does.
@@ -141,16 +141,16 @@ class NativeModel:
     def _run(
         self,
         input_ids: Tensor,
-        places: Tensor,
+        positions: Tensor,
         rotation: tuple[Tensor, Tensor],
         paged: PagedBatch,
         index: Tensor,
         cache: KVCache,
         revealed: RevealedStates | None = None,
     ) -> Tensor:
-        """Computes logits. `places`: [T] int64, index of each token's angles in `rotation`."""
+        """Computes logits. `positions`: [T] int64, index of each token's angles in `rotation`."""
         pools = self._pools_of(cache)
-        logits = self._decoder.run(input_ids, places, rotation, paged, pools, index, revealed)
+        logits = self._decoder.run(input_ids, positions, rotation, paged, pools, index, revealed)
         return logits[:, : self._loaded.vocab_size]
 
     def _rotation_up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:

@@ -205,8 +205,8 @@ class GpuDecoder:
 
     def _rotation_at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         # Only unused positions exceed the tables; clamping avoids an access outside of them.
-        places = positions.clamp(max=self._cosines.shape[0] - 1)
-        return self._cosines[places], self._sines[places]
+        indexes = positions.clamp(max=self._cosines.shape[0] - 1)
+        return self._cosines[indexes], self._sines[indexes]
 
     def _fused(self, layer: LayerWeights, options: AttentionOptions) -> _Layer:
         return _Layer(

@@ -67,9 +67,9 @@ class ResidentTables:
         # Entries beyond the last token of the longest sequence are never read.
         is_read = changes.indexes < width
         if np.count_nonzero(is_read):
-            places = (changes.row_ids * width + changes.indexes)[is_read]
+            entries = (changes.row_ids * width + changes.indexes)[is_read]
             (where,), (block_ids,) = self._uploads.send(
-                IntegerArrays([places], [changes.block_ids[is_read]])
+                IntegerArrays([entries], [changes.block_ids[is_read]])
             )
             self._memory.view(-1).index_copy_(0, where, block_ids)
         self._version = changes.version
@@ -94,12 +94,12 @@ class ResidentTables:
 class _Kept:
     """Tokens of one step.
 
-    `tokens`: [S] int64 on the device, or one token if no row samples. `places`: index of a row's
-    token in `tokens`, by row id.
+    `tokens`: [S] int64 on the device, or one token if no row samples. `token_indexes`: index in
+    `tokens` by row id.
     """
 
     tokens: Tensor
-    places: Int64Array
+    token_indexes: Int64Array
 
 
 class SampledTokens:
@@ -114,10 +114,10 @@ class SampledTokens:
         The tokens are copied, because a recorded step draws into memory that the next step
         overwrites. A row without a token gets an arbitrary token of the vocabulary.
         """
-        places = np.zeros(int(step.row_ids.max()) + 1, np.int64)
-        places[step.row_ids[rows]] = np.arange(len(rows))
+        token_indexes = np.zeros(int(step.row_ids.max()) + 1, np.int64)
+        token_indexes[step.row_ids[rows]] = np.arange(len(rows))
         tokens = token_ids.clamp(min=0) if len(rows) else token_ids.new_zeros(1)
-        self._of_steps[step.step_id] = _Kept(tokens.to(torch.int64), places)
+        self._of_steps[step.step_id] = _Kept(tokens.to(torch.int64), token_indexes)
 
     def forget(self, step_id: int) -> None:
         """Frees the tokens of a step, if the step was kept."""
@@ -132,10 +132,10 @@ class SampledTokens:
         distinct, which = np.unique(step_ids, return_inverse=True)
         kept = [self._of_steps[step_id] for step_id in distinct.tolist()]
         if len(kept) == 1:
-            return kept[0].tokens, kept[0].places[row_ids]
+            return kept[0].tokens, kept[0].token_indexes[row_ids]
         starts = np.cumsum([0, *(len(each.tokens) for each in kept[:-1])])
-        places = np.empty(len(row_ids), np.int64)
+        token_indexes = np.empty(len(row_ids), np.int64)
         for index, each in enumerate(kept):
             is_here = which == index
-            places[is_here] = each.places[row_ids[is_here]] + starts[index]
-        return torch.cat([each.tokens for each in kept]), places
+            token_indexes[is_here] = each.token_indexes[row_ids[is_here]] + starts[index]
+        return torch.cat([each.tokens for each in kept]), token_indexes

@@ -50,7 +50,7 @@ class IntegerArrays:
         """Bytes of all arrays side by side, aligned."""
         return sum(aligned(array.nbytes) for arrays in self.kinds for array in arrays)
 
-    def places(self) -> Iterator[tuple[int, Array]]:
+    def layout(self) -> Iterator[tuple[int, Array]]:
         """Yields each array with its start in bytes."""
         start = 0
         for arrays in self.kinds:
@@ -99,12 +99,12 @@ class Uploads:
         """
         num_bytes = numbers.num_bytes
         if num_bytes > self._max_part_bytes:
-            for start, array in numbers.places():
+            for start, array in numbers.layout():
                 self._send_in_parts(array, target[start : start + array.nbytes])
         elif num_bytes:
             part = self._ring.take(num_bytes)
             memory = part.numpy()
-            for start, array in numbers.places():
+            for start, array in numbers.layout():
                 place = memory[start : start + array.nbytes].view(array.dtype)
                 place.reshape(array.shape)[...] = array
             self._ring.copy_to(target[:num_bytes], part)
@@ -137,7 +137,7 @@ def views(memory: Tensor, numbers: IntegerArrays) -> tuple[list[Tensor], list[Te
     """Returns the tensors of `numbers` in `memory`, uint8, one after the other: longs and ints."""
     found = [
         memory[start : start + array.nbytes].view(_DTYPES[array.dtype]).view(array.shape)
-        for start, array in numbers.places()
+        for start, array in numbers.layout()
     ]
     return found[: len(numbers.longs)], found[len(numbers.longs) :]
 

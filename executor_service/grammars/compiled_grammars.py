@@ -139,8 +139,8 @@ class CompiledStepGrammars:
         """Returns the grammars of a step that has only `rows`; see `StepGrammars`."""
         index_of = {row: index for index, row in enumerate(self.rows.tolist())}
         found = [
-            (place, self.states[index_of[row]])
-            for place, row in enumerate(rows.tolist())
+            (row_index, self.states[index_of[row]])
+            for row_index, row in enumerate(rows.tolist())
             if row in index_of
         ]
         return self._at(found)
@@ -153,16 +153,16 @@ class CompiledStepGrammars:
         self.grammars.advance(self.states, may_wait=False)
         state_of = dict(zip(self.rows.tolist(), self.states, strict=True))
         found = [
-            (place, state_of[row].drafted(history))
-            for place, (row, history) in enumerate(zip(rows.tolist(), histories, strict=True))
+            (row_index, state_of[row].drafted(history))
+            for row_index, (row, history) in enumerate(zip(rows.tolist(), histories, strict=True))
             if row in state_of and history is not None
         ]
         return self._at(found)
 
     def _at(self, found: Sequence[tuple[int, RowGrammar]]) -> CompiledStepGrammars:
         """Returns the grammars of a step that has these states at these row indexes."""
-        places = np.array([place for place, _ in found], np.int64)
-        return CompiledStepGrammars(self.grammars, places, [state for _, state in found])
+        rows = np.array([row_index for row_index, _ in found], np.int64)
+        return CompiledStepGrammars(self.grammars, rows, [state for _, state in found])
 
 
 # -- Position of one row in its grammar ------------------------------------------------------------

@@ -50,11 +50,11 @@ class Readout:
 class AwaitedInputs:
     """Input tokens that only the device knows.
 
-    `places`: [A] int64, indexes of these input tokens. `tokens`: int64 tensor on the device, of
+    `input_indexes`: [A] int64, indexes of these input tokens. `tokens`: int64 on the device, of
     which the elements at `indexes` [A] int64 are the tokens.
     """
 
-    places: Int64Array
+    input_indexes: Int64Array
     tokens: Tensor
     indexes: Int64Array
 
@@ -210,24 +210,26 @@ def lay_out(
     ends = np.cumsum(new)
     row_of_token = np.repeat(np.arange(len(new)), new)
     line_of_token = np.repeat(np.arange(len(selected)), new_of_line)
-    # Place of each token in the pass, tokens in the order of the step.
-    places = np.arange(len(row_of_token)) + (starts - ends + new)[row_of_token]
-    positions = layout.positions[places]
+    # Index of each token in the pass, tokens in the order of the step.
+    input_indexes = np.arange(len(row_of_token)) + (starts - ends + new)[row_of_token]
+    positions = layout.positions[input_indexes]
 
     samples = step.samples[selected]
     is_scored = _scores_prompt(step, selected)[line_of_token]
     is_scored &= positions + 1 < step.num_prompt_tokens[selected][line_of_token]
     scored = np.flatnonzero(is_scored)
-    token_ids = np.empty(len(places), np.int64)
-    token_ids[places] = _input_tokens(step, selected)
+    token_ids = np.empty(len(input_indexes), np.int64)
+    token_ids[input_indexes] = _input_tokens(step, selected)
     readout = Readout(
         sampling_rows=selected[samples],
         prompt_rows=selected[line_of_token[scored]],
         prompt_positions=positions[scored] + 1,
     )
     ends_of_lines = np.cumsum(new_of_line)
-    logits_index = np.concatenate([places[ends_of_lines - 1][samples], places[scored]])
-    awaited = _awaited(step, selected, places[ends_of_lines - new_of_line], sampled)
+    logits_index = np.concatenate(
+        [input_indexes[ends_of_lines - 1][samples], input_indexes[scored]]
+    )
+    awaited = _awaited(step, selected, input_indexes[ends_of_lines - new_of_line], sampled)
     resident = None
     if resident_tables is not None:
         resident = ResidentRows(resident_tables, step.row_ids[rows_in_order].astype(np.int64))
@@ -280,7 +282,7 @@ def send_rows(rows: PassRows, uploads: Uploads) -> PassTensors:
     layout, awaited, resident = rows.layout, rows.awaited, rows.resident
     longs = [rows.token_ids[None], layout.positions[None], layout.slots, rows.logits_index]
     if awaited is not None:
-        longs += [awaited.places, awaited.indexes]
+        longs += [awaited.input_indexes, awaited.indexes]
     ints = [rows.num_computed_tokens.astype(np.int32), layout.query_starts.astype(np.int32)]
     if resident is None:
         ints.append(rows.block_tables)
@@ -308,12 +310,14 @@ def send_rows(rows: PassRows, uploads: Uploads) -> PassTensors:
     return PassTensors(input_ids, position_ids, paged, index)
 
 
-def fill_in(input_ids: Tensor, awaited: AwaitedInputs, places: Tensor, indexes: Tensor) -> None:
+def fill_in(
+    input_ids: Tensor, awaited: AwaitedInputs, input_indexes: Tensor, indexes: Tensor
+) -> None:
     """Writes awaited tokens into `input_ids` [T].
 
-    `places`, `indexes`: those of `awaited`, on the device.
+    `input_indexes`, `indexes`: those of `awaited`, on the device.
     """
-    input_ids.index_copy_(0, places, awaited.tokens.index_select(0, indexes))
+    input_ids.index_copy_(0, input_indexes, awaited.tokens.index_select(0, indexes))
 
 
 def _awaited(

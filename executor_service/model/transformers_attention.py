@@ -282,8 +282,8 @@ def run_in_steps(
     for new in _chunks(num_sequences, length) if is_cut else [whole]:
         batch = build_paged_batch(block_tables, computed, new, block_size, tokens.device)
         spans = list(zip(computed.tolist(), (computed + new).tolist(), strict=True))
-        places = [offset + torch.arange(*span) for offset, span in zip(offsets, spans, strict=True)]
-        positions = torch.cat(places).to(tokens.device)
+        pieces = [offset + torch.arange(*span) for offset, span in zip(offsets, spans, strict=True)]
+        positions = torch.cat(pieces).to(tokens.device)
         input_ids = torch.cat([tokens[q, start:end] for q, (start, end) in enumerate(spans)])
         parts = torch.split(forward(input_ids, positions, batch), new.tolist())
         for of_sequence, part in zip(logits, parts, strict=True):

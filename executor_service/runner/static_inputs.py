@@ -33,7 +33,7 @@ from splitserve_kernels.paged_batch import PagedBatch
 class _Arrays:
     """Host arrays of a step of one shape, as they are copied to the device.
 
-    `input_ids`, `positions`, `slots`: [T]. `logits_index`: [L]. `places`, `indexes`: [N], of
+    `input_ids`, `positions`, `slots`: [T]. `logits_index`: [L]. `input_indexes`, `indexes`: [N], of
     awaited input tokens. `words`: packed draws. `row_ids`: [N], used if the device keeps the block
     tables; otherwise `tables`: [N, W], which has no columns in the first case. `num_computed`: [N].
     `num_left`: [N], tokens that rows of a decode may get; 0 if only one is drawn anyway.
@@ -44,7 +44,7 @@ class _Arrays:
     positions: Int64Array
     slots: Int64Array
     logits_index: Int64Array
-    places: Int64Array
+    input_indexes: Int64Array
     indexes: Int64Array
     words: Int64Array
     row_ids: Int64Array
@@ -57,7 +57,7 @@ class _Arrays:
     def numbers(self) -> IntegerArrays:
         """Arrays in copy order; tables come last, so table width shifts no other array."""
         longs = [self.input_ids, self.positions, self.slots, self.logits_index]
-        longs += [self.places, self.indexes, self.words, self.row_ids]
+        longs += [self.input_indexes, self.indexes, self.words, self.row_ids]
         ints = [self.num_computed, self.num_left, self.query_starts, self.tables]
         return IntegerArrays(longs, ints)
 
@@ -70,7 +70,7 @@ class _Arrived:
     positions: Tensor
     slots: Tensor
     logits_index: Tensor
-    places: Tensor
+    input_indexes: Tensor
     indexes: Tensor
     words: Tensor
     row_ids: Tensor
@@ -163,9 +163,9 @@ class StaticInputs:
             # Padding tokens attend, too, else their outputs would be random memory. Tokens beyond
             # the longest block table have no blocks to attend to.
             arrays.query_starts[-1] = min(shape.num_tokens, num_tokens + self._max_num_tokens)
-        num_awaited = 0 if awaited is None else len(awaited.places)
+        num_awaited = 0 if awaited is None else len(awaited.input_indexes)
         if awaited is not None:
-            arrays.places[:num_awaited] = awaited.places
+            arrays.input_indexes[:num_awaited] = awaited.input_indexes
             arrays.indexes[:num_awaited] = awaited.indexes
         if most_tokens is not None:
             arrays.num_left[: rows.num_rows] = most_tokens
@@ -179,7 +179,7 @@ class StaticInputs:
         else:
             resident.gather(arrived.row_ids, width, out=tables_read)
         if awaited is not None:
-            where = arrived.places[:num_awaited], arrived.indexes[:num_awaited]
+            where = arrived.input_indexes[:num_awaited], arrived.indexes[:num_awaited]
             fill_in(arrived.input_ids, awaited, *where)
 
     def _width_read(self, rows: PassRows, shape: StepShape) -> int:
@@ -198,7 +198,7 @@ class StaticInputs:
             positions=np.zeros(shape.num_tokens, np.int64),
             slots=np.full(shape.num_tokens, -1, np.int64),
             logits_index=np.zeros(shape.num_lines, np.int64),
-            places=np.zeros(num_rows, np.int64),
+            input_indexes=np.zeros(num_rows, np.int64),
             indexes=np.zeros(num_rows, np.int64),
             words=np.zeros(0 if draw is None else draw.num_words(shape.num_lines), np.int64),
             row_ids=np.zeros(num_rows, np.int64),

@@ -149,10 +149,10 @@ class TokenCounts:
         starts = torch.repeat_interleave(
             (lines_on_device * vocab_size).repeat(2), lengths_on_device, output_size=len(tokens)
         )
-        places, counts = starts + tokens, table.view(-1)
+        entries, counts = starts + tokens, table.view(-1)
         # Assigning a number would copy it to the device and wait for the copy.
-        counts.index_fill_(0, places[:num_prompt_tokens], IN_PROMPT)
-        output = places[num_prompt_tokens:]
+        counts.index_fill_(0, entries[:num_prompt_tokens], IN_PROMPT)
+        output = entries[num_prompt_tokens:]
         # Integer sums are exact in any order, so this is deterministic on every device.
         counts.scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 

@@ -181,11 +181,11 @@ def _decode_cross(rows: pb.NewRows, num_rows: int) -> NewCross | None:
 
 
 def _decode_params(params: pb.SamplingParams) -> SamplingParams:
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: getattr(params, name) for name in _OPTIONAL_PARAMS if params.HasField(name)
     }
     return SamplingParams(
-        **given,
+        **fields,
         logit_bias=dict(params.logit_bias),
         suppressed_token_ids=tuple(params.suppressed_token_ids),
         allowed_token_ids=tuple(params.allowed_token_ids),

@@ -167,5 +167,5 @@ def _encode_trial_step(trial: TrialStep | None) -> pb.TrialStep | None:
 
 def _encode_default_sampling(sampling: DefaultSampling) -> pb.SamplingParams | None:
     """Returns the recommended parameters, None if there are none."""
-    given = {name: value for name, value in asdict(sampling).items() if value is not None}
-    return pb.SamplingParams(**given) if given else None
+    fields = {name: value for name, value in asdict(sampling).items() if value is not None}
+    return pb.SamplingParams(**fields) if fields else None

@@ -46,7 +46,7 @@ class SpeculatingRunner:
         self._clock = clock
         self.totals = DraftTotals()
         self._lengths = DraftLengths()
-        self._luck = RowStates(lambda _position: AcceptanceRate())
+        self._acceptance = RowStates(lambda _position: AcceptanceRate())
 
     def begin(self, step: StepInput) -> PendingStep | None:
         self._proposer.catch_up()
@@ -66,8 +66,8 @@ class SpeculatingRunner:
 
     def _take_turn(self, turn: StepInput) -> StepOutput:
         """Runs a draft-and-verify turn: each unfinished row gets at least one token if possible."""
-        luck = [self._luck.of(turn, index) for index in range(turn.num_rows)]
-        lengths = self._lengths.choose(luck, _most_guesses(turn))
+        acceptance = [self._acceptance.of(turn, index) for index in range(turn.num_rows)]
+        lengths = self._lengths.choose(acceptance, _most_guesses(turn))
         if lengths.any():
             self._proposer.prepare(turn, lengths)
             started_s = self._clock()
@@ -75,29 +75,33 @@ class SpeculatingRunner:
             proposed_s = self._clock()
             if len(guesses.token_ids):
                 output = verify_drafts(replace(turn, drafts=guesses), self._execute)
-                self._learn(luck, guesses, output)
+                self._learn(acceptance, guesses, output)
                 counts = guesses.counts
                 self._lengths.guessing.add(int(counts.max()), proposed_s - started_s)
                 num_tokens = len(turn.token_ids) + int(counts.sum())
                 self._lengths.verifying.add(num_tokens, self._clock() - proposed_s)
                 self._proposer.follow(turn, output.runs)
                 return output
-        return self._go_on_alone(turn, luck)
+        return self._go_on_alone(turn, acceptance)
 
-    def _go_on_alone(self, turn: StepInput, luck: list[AcceptanceRate]) -> StepOutput:
+    def _go_on_alone(self, turn: StepInput, acceptance: list[AcceptanceRate]) -> StepOutput:
         started_s = self._clock()
         output = self._execute(turn)
         elapsed_s = self._clock() - started_s
         if output.runs is not None and (num_passes := int(output.runs.counts.max(initial=0))):
             self._lengths.plain.add(len(turn.token_ids), elapsed_s / num_passes)
         self._lengths.fade()
-        for each in luck:
+        for each in acceptance:
             each.fade()
         self._proposer.follow(turn, output.runs)
         return output
 
-    def _learn(self, luck: list[AcceptanceRate], guesses: TokenRuns, output: StepOutput) -> None:
-        for index, (row, num_guesses) in enumerate(zip(luck, guesses.counts.tolist(), strict=True)):
+    def _learn(
+        self, acceptance: list[AcceptanceRate], guesses: TokenRuns, output: StepOutput
+    ) -> None:
+        for index, (row, num_guesses) in enumerate(
+            zip(acceptance, guesses.counts.tolist(), strict=True)
+        ):
             if num_guesses:
                 num_right = max(0, len(output.token_ids_of(index)) - 1)
                 self.totals.add(num_guesses, num_right)
@@ -179,9 +183,9 @@ class DraftLengths:
         for each in (self.all_rows, self.verifying, self.guessing):
             each.fade()
 
-    def choose(self, luck: Sequence[AcceptanceRate], most: Int32Array) -> Int32Array:
+    def choose(self, acceptance: Sequence[AcceptanceRate], most: Int32Array) -> Int32Array:
         """Returns the number of guesses of each row, [K], at most `most` [K]."""
-        num_rows = len(luck)
+        num_rows = len(acceptance)
         limit = min(int(most.max(initial=0)), MAX_GUESSES)
         none = np.zeros(num_rows, np.int32)
         if not limit or not self.plain.is_known:
@@ -189,7 +193,7 @@ class DraftLengths:
             return none
         verifying = self.verifying if self.verifying.is_known else self.plain
         of_all = self.all_rows.ratio(_ASSUMED_RATIO)
-        ratios = np.array([each.ratio(of_all) for each in luck])
+        ratios = np.array([each.ratio(of_all) for each in acceptance])
         best, best_rate = none, _LEAST_GAIN * num_rows / max(self.plain.of(num_rows), _LEAST_S)
         # [K, D]: expected tokens of the guess at each depth; 0 if the guess is not allowed.
         gains = ratios[:, None] ** np.arange(1, limit + 1)

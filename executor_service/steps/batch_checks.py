@@ -226,9 +226,9 @@ def check_window(content: BatchContent, rows: RowTable, info: ExecutorInfo, step
     ends = work.num_computed_tokens + work.num_new_tokens
     lasts = (ends - 1) // info.block_size
     is_suspect = rows.tables.last_missing.take(work.row_ids) >= firsts
-    given = _rows_given_missing_blocks(content)
-    if len(given):
-        is_suspect |= np.isin(work.row_ids, given)
+    incomplete_row_ids = _rows_given_missing_blocks(content)
+    if len(incomplete_row_ids):
+        is_suspect |= np.isin(work.row_ids, incomplete_row_ids)
     for index in np.flatnonzero(is_suspect).tolist():
         first, row_id = int(firsts[index]), int(work.row_ids[index])
         needed = _table_after(content, row_id, rows)[first : int(lasts[index]) + 1]

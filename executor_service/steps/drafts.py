@@ -181,11 +181,11 @@ def _row_ids(step: StepInput, row_of_line: Int64Array, is_draft: BoolArray) -> I
 def _token_ids(step: StepInput, drafts: TokenRuns) -> Int32Array:
     """Returns the input tokens of all lines: those of each row, then its draft tokens."""
     num_drafts = len(drafts.token_ids)
-    places = np.cumsum(step.num_new_tokens).repeat(drafts.counts) + np.arange(num_drafts)
+    draft_indexes = np.cumsum(step.num_new_tokens).repeat(drafts.counts) + np.arange(num_drafts)
     token_ids = np.empty(len(step.token_ids) + num_drafts, np.int32)
     is_input = np.ones(len(token_ids), np.bool_)
-    is_input[places] = False
-    token_ids[places], token_ids[is_input] = drafts.token_ids, step.token_ids
+    is_input[draft_indexes] = False
+    token_ids[draft_indexes], token_ids[is_input] = drafts.token_ids, step.token_ids
     return token_ids
 
 

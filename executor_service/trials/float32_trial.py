@@ -293,14 +293,14 @@ def _num_first_kinds(model: Any, layers: list[nn.Module]) -> int:  # noqa: ANN40
     kinds: list[object] = []
     last_new = -1
     for index, layer in enumerate(layers):
-        kind = (list(_facts(layer)), [each[index] for each in lists])
+        kind = (list(_properties(layer)), [each[index] for each in lists])
         if kind not in kinds:
             kinds.append(kind)
             last_new = index
     return last_new + 1
 
 
-def _facts(layer: nn.Module) -> Iterator[object]:
+def _properties(layer: nn.Module) -> Iterator[object]:
     """Yields facts that identify the kind of a layer.
 
     They are its modules, their settings and the shapes of its weights.

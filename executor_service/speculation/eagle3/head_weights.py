@@ -317,26 +317,26 @@ def _check_settings(directory: Path, settings: Mapping[str, Any], own: Mapping[s
 def _layer_ids(
     directory: Path, settings: Mapping[str, Any], own: Mapping[str, Any]
 ) -> tuple[int, ...] | None:
-    given = settings.get(_LAYER_IDS) or own.get(_LAYER_IDS)
-    if not given:
+    value = settings.get(_LAYER_IDS) or own.get(_LAYER_IDS)
+    if not value:
         return None
-    is_list = isinstance(given, list) and len(given) == NUM_STATES
-    if not is_list or not all(type(each) is int and each >= 0 for each in given):
-        raise _refused(directory, f"{_LAYER_IDS} is {given!r}; allowed: {NUM_STATES} layer indexes")
+    is_list = isinstance(value, list) and len(value) == NUM_STATES
+    if not is_list or not all(type(each) is int and each >= 0 for each in value):
+        raise _refused(directory, f"{_LAYER_IDS} is {value!r}; allowed: {NUM_STATES} layer indexes")
     # Two conventions are in use: layers whose inputs are read, usually from 2 on, and layers whose
     # outputs are read, usually from 1 on.
-    return tuple(each + (given[0] == 1) for each in given)
+    return tuple(each + (value[0] == 1) for each in value)
 
 
 def _size(
     directory: Path, settings: Mapping[str, Any], name: str, default: int | None = None
 ) -> int:
-    given = settings.get(name)
-    if given is None and default is not None:
+    value = settings.get(name)
+    if value is None and default is not None:
         return default
-    if type(given) is not int or given < 1:
-        raise _refused(directory, f"{name} is {given!r}; allowed: an integer of 1 or more")
-    return given
+    if type(value) is not int or value < 1:
+        raise _refused(directory, f"{name} is {value!r}; allowed: an integer of 1 or more")
+    return value
 
 
 def _refused(directory: Path, reason: str) -> ModelUnsupported:

@@ -134,9 +134,9 @@ def _compile(compiler: str, variant: Variant, openmp: Path | None, target: Path)
 
 def _cache_directory() -> Path:
     """Returns the directory of compiled kernels. Raises BuildFailed."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if given:
-        return Path(given)
+    directory = os.environ.get(CACHE_VARIABLE)
+    if directory:
+        return Path(directory)
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         cache = Path(base) if base else Path.home() / ".cache"

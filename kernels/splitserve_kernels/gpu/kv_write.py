@@ -92,8 +92,8 @@ def copy_heads(
     numbers = tl.load(
         source + heads[:, None] * source_head_stride + dims[None, :], mask=mask, other=0.0
     )
-    places = heads[:, None] * HEAD_DIM + dims[None, :]
-    store_rounded(destination + places, numbers.to(tl.float32) * scale, mask)
+    offsets = heads[:, None] * HEAD_DIM + dims[None, :]
+    store_rounded(destination + offsets, numbers.to(tl.float32) * scale, mask)
 
 
 def kv_write(key: Tensor, value: Tensor, pools: LayerPools, slot_mapping: Tensor) -> None:
@@ -266,12 +266,12 @@ def _turn_heads(
     cos = tl.load(cosine + dims, mask=is_dim, other=0.0)[None, :]
     sin = tl.load(sine + dims, mask=is_dim, other=0.0)[None, :]
     mask = (heads < NUM_HEADS)[:, None] & is_dim[None, :]
-    source_places = source + heads[:, None] * source_head_stride + dims[None, :]
-    x = tl.load(source_places, mask=mask, other=0.0).to(tl.float32)
-    y = tl.load(source_places + HALF, mask=mask, other=0.0).to(tl.float32)
-    places = destination + heads[:, None] * HEAD_DIM + dims[None, :]
-    store_rounded(places, (x * cos - y * sin) * scale, mask)
-    store_rounded(places + HALF, (y * cos + x * sin) * scale, mask)
+    source_pointers = source + heads[:, None] * source_head_stride + dims[None, :]
+    x = tl.load(source_pointers, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(source_pointers + HALF, mask=mask, other=0.0).to(tl.float32)
+    pointers = destination + heads[:, None] * HEAD_DIM + dims[None, :]
+    store_rounded(pointers, (x * cos - y * sin) * scale, mask)
+    store_rounded(pointers + HALF, (y * cos + x * sin) * scale, mask)
     if 2 * HALF < HEAD_DIM:
         copy_heads(
             source,

@@ -104,20 +104,20 @@ def _rms_norm_kernel(
     dims = tl.arange(0, BLOCK_W)
     mask = (rows < num_rows)[:, None] & (dims < WIDTH)[None, :]
     norms = (rows % NUM_NORMS)[:, None] * WIDTH + dims[None, :]
-    places = rows[:, None] * WIDTH + dims[None, :]
+    offsets = rows[:, None] * WIDTH + dims[None, :]
     loaded = tl.load(
         numbers + (rows // NUM_NORMS)[:, None] * token_stride + norms, mask=mask, other=0.0
     )
     x = loaded.to(tl.float32)
     if IS_ADDED:
-        added = x + tl.load(addend + places, mask=mask, other=0.0).to(tl.float32)
+        added = x + tl.load(addend + offsets, mask=mask, other=0.0).to(tl.float32)
         rounded = added.to(loaded.dtype)
-        tl.store(total + places, rounded, mask=mask)
+        tl.store(total + offsets, rounded, mask=mask)
         x = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + epsilon)
     x = (x * scale[:, None]).to(loaded.dtype).to(tl.float32)
     w = tl.load(weight + norms, mask=mask, other=0.0).to(tl.float32)
-    tl.store(normed + places, (x * w).to(loaded.dtype), mask=mask)
+    tl.store(normed + offsets, (x * w).to(loaded.dtype), mask=mask)
 
 
 _BLOCK = 1024

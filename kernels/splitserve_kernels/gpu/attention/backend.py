@@ -179,10 +179,10 @@ def _prefill_kernel(
     head_of_group = tl.program_id(1) % HEAD_TILES * HEADS + stacked % HEADS
     heads = kv_head * GROUP + head_of_group
     is_query = (stacked < BLOCK_Q * HEADS) & (head_of_group < GROUP) & (tokens < num_new)
-    places = (row_start + tokens).to(tl.int64)
+    offsets = (row_start + tokens).to(tl.int64)
     q = load_queries(
         query,
-        places,
+        offsets,
         heads,
         is_query,
         query_token_stride,
@@ -232,8 +232,8 @@ def _prefill_kernel(
             SOFTCAP,
         )
 
-    places = places * (NUM_KV_HEADS * GROUP) + heads
-    store_attended(output, places, attended, total, value_scale, is_query, VALUE_DIM, BLOCK_E)
+    offsets = offsets * (NUM_KV_HEADS * GROUP) + heads
+    store_attended(output, offsets, attended, total, value_scale, is_query, VALUE_DIM, BLOCK_E)
 
 
 def write_kv(

@@ -130,7 +130,7 @@ def _sink_kernel(
     sink = tl.load(sinks + heads, mask=is_head, other=0.0).to(tl.float32)
     weight = 1.0 / (1.0 + tl.exp(sink - log_sum))
     dims = tl.arange(0, BLOCK_E)
-    places = (token * NUM_HEADS + heads)[:, None] * VALUE_DIM + dims[None, :]
+    offsets = (token * NUM_HEADS + heads)[:, None] * VALUE_DIM + dims[None, :]
     mask = is_head[:, None] & (dims < VALUE_DIM)[None, :]
-    numbers = tl.load(output + places, mask=mask, other=0.0).to(tl.float32)
-    tl.store(output + places, (numbers * weight[:, None]).to(output.dtype.element_ty), mask=mask)
+    numbers = tl.load(output + offsets, mask=mask, other=0.0).to(tl.float32)
+    tl.store(output + offsets, (numbers * weight[:, None]).to(output.dtype.element_ty), mask=mask)

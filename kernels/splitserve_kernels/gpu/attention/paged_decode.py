@@ -285,17 +285,17 @@ def _decode_kernel(
                     SOFTCAP,
                 )
             if stop - begin == num_key_tiles:
-                places = tokens * (NUM_KV_HEADS * GROUP) + heads
+                offsets = tokens * (NUM_KV_HEADS * GROUP) + heads
                 store_attended(
-                    output, places, attended, total, value_scale, is_query, VALUE_DIM, BLOCK_E
+                    output, offsets, attended, total, value_scale, is_query, VALUE_DIM, BLOCK_E
                 )
             else:
                 # The first tile of queries of the share, or its last.
                 line = (program * 2 + (tile > first_tile).to(tl.int32)) * BLOCK_Q + token_of_tile
-                places = line.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads
-                tl.store(largest_of_parts + places, largest, mask=is_query)
-                tl.store(total_of_parts + places, total, mask=is_query)
-                store_lines(parts, places, attended, is_query, VALUE_DIM, BLOCK_E)
+                offsets = line.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads
+                tl.store(largest_of_parts + offsets, largest, mask=is_query)
+                tl.store(total_of_parts + offsets, total, mask=is_query)
+                store_lines(parts, offsets, attended, is_query, VALUE_DIM, BLOCK_E)
             tile += stop - begin
         if tile == row_tile + num_row_tiles:
             row_tile += num_row_tiles

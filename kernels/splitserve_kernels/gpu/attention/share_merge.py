@@ -171,11 +171,11 @@ def _merge_kernel(
         # Only the first program may have started with other queries.
         is_second = (programs == first) & (first_tile > first * share)
         lines = (programs * 2 + is_second.to(tl.int32)) * BLOCK_Q + token_of_tile
-        places = lines.to(tl.int64)[:, None] * NUM_HEADS + heads
-        part_largest = tl.load(largest_of_parts + places, mask=is_part, other=float("-inf"))
-        part_total = tl.load(total_of_parts + places, mask=is_part, other=0.0)
+        offsets = lines.to(tl.int64)[:, None] * NUM_HEADS + heads
+        part_largest = tl.load(largest_of_parts + offsets, mask=is_part, other=float("-inf"))
+        part_total = tl.load(total_of_parts + offsets, mask=is_part, other=0.0)
         sums = tl.load(
-            parts + places[:, :, None] * VALUE_DIM + dims[None, None, :],
+            parts + offsets[:, :, None] * VALUE_DIM + dims[None, None, :],
             mask=is_part[:, :, None] & is_number[None, :, :],
             other=0.0,
         )
@@ -188,7 +188,7 @@ def _merge_kernel(
         attended = attended * correction[:, None] + tl.sum(sums * weights[:, :, None], 0)
         largest = new_largest
     attended = attended / tl.where(heads < NUM_HEADS, total, 1.0)[:, None] * value_scale
-    places = ((tl.load(query_starts + row) + token_of_row).to(tl.int64) * NUM_HEADS + heads)[
+    offsets = ((tl.load(query_starts + row) + token_of_row).to(tl.int64) * NUM_HEADS + heads)[
         :, None
     ] * VALUE_DIM + dims[None, :]
-    tl.store(output + places, attended.to(output.dtype.element_ty), mask=is_number)
+    tl.store(output + offsets, attended.to(output.dtype.element_ty), mask=is_number)

@@ -88,8 +88,8 @@ def attend_to_keys(
         next_blocks = tl.load(table + ahead // BLOCK_SIZE, mask=ahead < end, other=0)
         slots = (positions % BLOCK_SIZE) * NUM_KV_HEADS
 
-        key_places = blocks * key_block_stride + slots * HEAD_DIM
-        key = tl.load(keys + key_places[:, None] + key_dims[None, :], mask=key_mask, other=0.0)
+        key_offsets = blocks * key_block_stride + slots * HEAD_DIM
+        key = tl.load(keys + key_offsets[:, None] + key_dims[None, :], mask=key_mask, other=0.0)
         scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee") * score_scale
         if SOFTCAP > 0:
             # tanh(x), where `scores` is 2 x log2(e).
@@ -109,9 +109,9 @@ def attend_to_keys(
         total = total * correction + tl.sum(weights, 1)
         largest = new_largest
 
-        value_places = blocks * value_block_stride + slots * VALUE_DIM
+        value_offsets = blocks * value_block_stride + slots * VALUE_DIM
         value = tl.load(
-            values + value_places[:, None] + value_dims[None, :], mask=value_mask, other=0.0
+            values + value_offsets[:, None] + value_dims[None, :], mask=value_mask, other=0.0
         )
         attended = attended * correction[:, None]
         attended = tl.dot(
@@ -134,9 +134,9 @@ def load_queries(
 ) -> tl.tensor:
     """Returns the queries [M, BLOCK_D] of `tokens` [M] int64 and `heads` [M]; 0 in other lines."""
     dims = tl.arange(0, BLOCK_D)
-    places = tokens * token_stride + heads * head_stride
+    offsets = tokens * token_stride + heads * head_stride
     return tl.load(
-        query + places[:, None] + dims[None, :],
+        query + offsets[:, None] + dims[None, :],
         mask=is_query[:, None] & (dims < HEAD_DIM)[None, :],
         other=0.0,
     ).to(COMPUTE_DTYPE)
@@ -165,23 +165,23 @@ def nothing_attended(
 @triton.jit
 def store_lines(
     target: tl.tensor,
-    places: tl.tensor,
+    offsets: tl.tensor,
     numbers: tl.tensor,
     is_query: tl.tensor,
     VALUE_DIM: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ) -> None:
-    """Stores the lines of `numbers` [M, BLOCK_E] that hold queries, as the heads at `places`."""
+    """Stores the lines of `numbers` [M, BLOCK_E] that hold queries, as the heads at `offsets`."""
     dims = tl.arange(0, BLOCK_E)
     mask = is_query[:, None] & (dims < VALUE_DIM)[None, :]
-    pointers = target + places[:, None] * VALUE_DIM + dims[None, :]
+    pointers = target + offsets[:, None] * VALUE_DIM + dims[None, :]
     tl.store(pointers, numbers.to(target.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def store_attended(
     output: tl.tensor,
-    places: tl.tensor,
+    offsets: tl.tensor,
     attended: tl.tensor,
     total: tl.tensor,
     value_scale: tl.tensor,
@@ -193,7 +193,7 @@ def store_attended(
     # Padding lines of the tile may have seen no key.
     total = tl.where(is_query, total, 1.0)
     attended = attended / total[:, None] * value_scale
-    store_lines(output, places, attended, is_query, VALUE_DIM, BLOCK_E)
+    store_lines(output, offsets, attended, is_query, VALUE_DIM, BLOCK_E)
 
 
 class AttentionConstants(TypedDict):

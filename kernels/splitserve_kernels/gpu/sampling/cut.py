@@ -116,10 +116,10 @@ def gather_kernel(
             keys = load_keys(logits + row * row_stride, tokens, vocab_size, most, temperature)
             is_listed = (keys > edge_key(low)) & (keys <= edge_key(high))
             start = tl.sum(tl.where(blocks < block, inside, 0), 0)
-            places = start + tl.cumsum(is_listed.to(tl.int32), 0) - 1
-            places += row * MAX_LISTED
-            tl.store(listed_keys + places, keys, mask=is_listed)
-            tl.store(listed_tokens + places, tokens, mask=is_listed)
+            indexes = start + tl.cumsum(is_listed.to(tl.int32), 0) - 1
+            indexes += row * MAX_LISTED
+            tl.store(listed_keys + indexes, keys, mask=is_listed)
+            tl.store(listed_tokens + indexes, tokens, mask=is_listed)
 
 
 # -- Search of the cut among the listed tokens -----------------------------------------------------
@@ -163,11 +163,11 @@ def _load_tile(
     fit the list, the inputs of keys: logits of the row, largest logit, temperature.
     """
     num_tokens, listed_keys, is_listed, logits, largest, temperature = source
-    places = start + tl.arange(0, BLOCK_C)
+    indexes = start + tl.arange(0, BLOCK_C)
     if is_listed:
-        keys = tl.load(listed_keys + places, mask=places < num_tokens, other=NO_KEY)
+        keys = tl.load(listed_keys + indexes, mask=indexes < num_tokens, other=NO_KEY)
     else:
-        keys = load_keys(logits, places, num_tokens, largest, temperature)
+        keys = load_keys(logits, indexes, num_tokens, largest, temperature)
     return keys
 
 
@@ -275,9 +275,9 @@ def cut_kernel(
                 keys = _load_tile(start, source, BLOCK_C)
                 is_equal = keys == cut_key
                 ranks = num_seen + tl.cumsum(is_equal.to(tl.int32), 0)
-                places = start + tl.arange(0, BLOCK_C)
-                last_place = tl.max(tl.where(is_equal & (ranks <= num_kept), places, -1), 0)
-                last_kept = tl.maximum(last_kept, last_place)
+                indexes = start + tl.arange(0, BLOCK_C)
+                last_index = tl.max(tl.where(is_equal & (ranks <= num_kept), indexes, -1), 0)
+                last_kept = tl.maximum(last_kept, last_index)
                 num_seen += tl.sum(is_equal.to(tl.int32), 0)
             last_token = last_kept
             if is_listed & (last_kept >= 0):
