@@ -24,7 +24,7 @@ _SERVED = "supported: a decoder-only causal language model, such as LlamaForCaus
 _CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
 # Kind of a model by the end of its architecture's name; the first match counts.
 _KIND_OF_ENDING = {
-    "ForCausalLMEagle3": "EAGLE-3 draft head for another model (--draft-model)",
+    "ForCausalLMEagle3": "EAGLE-3 head, a draft head for another model (--draft-model)",
     "ForMaskedLM": "bidirectional encoder for masked language modeling",
     "ForPreTraining": "bidirectional encoder with heads for pre-training",
     "ForNextSentencePrediction": "bidirectional encoder for next sentence prediction",
@@ -33,7 +33,7 @@ _KIND_OF_ENDING = {
     "ForTokenClassification": "token classifier, which labels tokens",
     "ForQuestionAnswering": "extractive question answering model",
     "RewardModel": "reward model, which scores texts",
-    "Model": "model without a language model head, such as an embedding model",
+    "Model": "model without a language model head, as embedding models",
 }
 # Types that are encoders unless is_decoder is set, beside masked language models.
 _ENCODER_TYPES = frozenset({"bert-generation"})

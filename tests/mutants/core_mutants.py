@@ -324,8 +324,8 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "who has most does not yield first": Mutant(
             f"{_ENGINE}planning.room",
-            "return max(places, key=places.__getitem__)",
-            "return min(places, key=places.__getitem__)",
+            "return max(order_keys, key=order_keys.__getitem__)",
+            "return min(order_keys, key=order_keys.__getitem__)",
             f"{_UNIT}planning/test_tenant_limits.py",
         ),
         "sequences of a request share one seed": Mutant(

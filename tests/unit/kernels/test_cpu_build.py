@@ -338,8 +338,8 @@ def test_toolchain_program_ends_with_1_without_a_compiler(
 ) -> None:
     assert main([]) == 1
     c_modules, cpu_kernels = capsys.readouterr().err.splitlines()
-    assert c_modules.startswith("c_modules: there is no C compiler")
-    assert cpu_kernels.startswith("cpu_kernels: there is no C++ compiler")
+    assert c_modules.startswith("c_modules: no C compiler found")
+    assert cpu_kernels.startswith("cpu_kernels: no C++ compiler found")
 
     assert main(["--json"]) == 0
     assert json.loads(capsys.readouterr().out).keys() == {"c_modules", "cpu_kernels"}

@@ -80,7 +80,10 @@ def test_read_kv_scales_says_so_when_there_are_none(
 @pytest.mark.parametrize(
     ("scales", "reason"),
     [
-        ({"2.self_attn.k": torch.ones(2)}, r"k_scale has shape \[2\]: allowed: one number for a"),
+        (
+            {"2.self_attn.k": torch.ones(2)},
+            r"k_scale has shape \[2\]: allowed: one number per layer",
+        ),
         ({"2.self_attn.k": torch.tensor(0.0)}, "k_scale is 0.0: allowed: a positive number"),
         ({"2.self_attn.k": torch.tensor(-1.0)}, "k_scale is -1.0"),
         ({"2.self_attn.k": torch.tensor(torch.nan)}, "k_scale is nan"),

@@ -176,7 +176,7 @@ def test_load_model_refuses_by_its_trial_when_nothing_told_it(
     for check in ("check_config", "check_model_class"):
         monkeypatch.setattr(f"executor_service.checkpoint.model_loader.{check}", lambda *_: None)
     make_tiny_model(architecture, tmp_path)
-    with pytest.raises(ModelUnsupported, match=r"differ from transformers'|bypasses"):
+    with pytest.raises(ModelUnsupported, match=r"differ from those of transformers|bypasses"):
         load_model(ModelConfig(str(tmp_path)))
 
 

@@ -258,7 +258,7 @@ def _load(directory: Path, architecture: str = "llama", **overrides: Any) -> Loa
     ("architecture", "overrides", "reason"),
     [
         ("llama", {"attention_bias": True, "mlp_bias": True}, None),
-        ("gpt_neox", {}, "GPTNeoXForCausalLM is no class that is known to compute a Llama"),
+        ("gpt_neox", {}, "GPTNeoXForCausalLM is not a supported Llama class"),
         ("llama", {"intermediate_size": 97}, "a matrix has an odd number of inputs"),
     ],
 )

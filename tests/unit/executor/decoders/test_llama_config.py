@@ -109,7 +109,11 @@ def test_unknown_fields_names_what_may_matter_when_a_checkpoint_has_it() -> None
     [
         ("llama", {"is_causal": False}, "is_causal is False, which is not supported"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not supported"),
-        ("llama", {"add_cross_attention": True}, "add_cross_attention is True, which is not under"),
+        (
+            "llama",
+            {"add_cross_attention": True},
+            "add_cross_attention is True, which is not supported",
+        ),
         # Layers have rotary parameters of their own.
         (
             "llama",
@@ -145,7 +149,7 @@ def test_why_not_llama_config_names_a_subclass_of_llama() -> None:
     scaled = type("Scaled", (base,), {})  # it computes who knows what
     with torch.device("meta"):
         model = scaled(make_tiny_config("llama"))
-    assert str(why_not_llama_config(model)).startswith("Scaled is no class")
+    assert str(why_not_llama_config(model)).startswith("Scaled is not a supported Llama class")
 
 
 def test_take_layers_frees_each_layer_before_the_next(tmp_path: Path) -> None:

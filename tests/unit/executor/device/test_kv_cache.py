@@ -127,7 +127,7 @@ def test_moves_keep_all_bits_when_a_block_is_of_odd_size(dtype: torch.dtype) -> 
     ("num_blocks", "message"),
     [
         ((2**45, 0), rf"device pool does not fit: {2**45} blocks of"),
-        ((1, 2**45), r"GiB\); num_host_blocks can be less"),
+        ((1, 2**45), r"GiB\); lower --num-host-blocks"),
     ],
 )
 def test_cache_names_numbers_and_option_when_a_pool_does_not_fit(

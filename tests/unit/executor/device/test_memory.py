@@ -298,5 +298,7 @@ def test_executors_take_gpus_in_turn_when_there_are_several(
 
 
 def test_choose_device_raises_when_there_is_no_gpu() -> None:
-    with pytest.raises(BackendUnavailable, match=r"device cuda: torch finds no GPU .* auto or cpu"):
+    with pytest.raises(
+        BackendUnavailable, match=r"device cuda: torch finds no GPU; .* auto or cpu"
+    ):
         choose_device("cuda", 0, 0)

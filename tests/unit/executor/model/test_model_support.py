@@ -236,5 +236,5 @@ def _states_of_any(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:  # noqa
 
 def test_layer_states_refuse_what_is_no_stack_of_layers() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    with pytest.raises(ModelUnsupported, match="Sequential: its layers are not one stack"):
+    with pytest.raises(ModelUnsupported, match="Sequential: the layers do not form one stack"):
         LayerStates(model, [model[0]], [0])

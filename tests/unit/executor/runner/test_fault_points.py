@@ -173,7 +173,7 @@ def test_row_fails_alone_when_its_adapter_is_missing(executor: _Executor) -> Non
     for step_id in (1, 2):
         output = _output(executor.step(step_id, new_rows))
         _assert_only_the_second_fails(executor, output, FAILED)
-        assert output.row_errors == {1: "adapter 'french' is not here; available: none"}
+        assert output.row_errors == {1: "adapter 'french' is not available; available: none"}
 
 
 def test_every_row_fails_when_every_adapter_is_missing(executor: _Executor) -> None:
@@ -203,7 +203,7 @@ def test_rows_fail_for_their_own_reasons_when_several_faults_meet(executor: _Exe
     executor.faults.attend = _raise_for_the_second
     output = _output(executor.step(1, [replace(NEW_ROWS[0], adapter="french"), *NEW_ROWS[1:]]))
     assert output.row_errors == {
-        0: "adapter 'french' is not here; available: none",
+        0: "adapter 'french' is not available; available: none",
         1: "ValueError in the forward pass",
     }
     assert output.sampled_token_ids.tolist() == [-1, -1, executor.expected[2]]

@@ -97,7 +97,7 @@ def test_start_is_quiet_when_the_model_is_the_bundled_one(urgent: list[str]) -> 
 @pytest.mark.parametrize(
     ("architecture", "dtype", "what", "instead"),
     [
-        ("gpt_neox", "float32", "native_decoder_not_used", "native attention serves"),
+        ("gpt_neox", "float32", "native_decoder_not_used", "using native attention"),
         ("llama", "float16", "attention_backends_refused", "using plain torch"),
     ],
 )

@@ -109,8 +109,8 @@ def test_is_head_tells_a_head_from_a_model(settings: dict[str, Any], is_one: boo
     ("settings", "reason"),
     [
         ({"num_hidden_layers": 2}, "num_hidden_layers is 2; allowed: 1"),
-        ({"hidden_size": 0}, "hidden_size is 0; allowed: an integer from 1 on"),
-        ({"hidden_size": True}, "hidden_size is True; allowed: an integer from 1 on"),
+        ({"hidden_size": 0}, "hidden_size is 0; allowed: an integer of 1 or more"),
+        ({"hidden_size": True}, "hidden_size is True; allowed: an integer of 1 or more"),
         ({"vocab_size": None}, "vocab_size is None"),
         ({"draft_vocab_size": "many"}, "draft_vocab_size is 'many'"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', which is not supported"),
@@ -123,9 +123,9 @@ def test_is_head_tells_a_head_from_a_model(settings: dict[str, Any], is_one: boo
         ({"eagle_config": [1]}, r"eagle_config is \[1\]; allowed: an object"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is True"),
         ({"eagle_config": {"depth": 3}}, "eagle_config.depth is 3, which is not supported"),
-        ({IDS: [1, 2]}, rf"{IDS} is \[1, 2\]; allowed: 3 indexes of layers"),
-        ({IDS: [1, 2, -3]}, rf"{IDS} is \[1, 2, -3\]; allowed: 3 indexes of layers"),
-        ({IDS: "1, 2, 3"}, f"{IDS} is '1, 2, 3'; allowed: 3 indexes of layers"),
+        ({IDS: [1, 2]}, rf"{IDS} is \[1, 2\]; allowed: 3 layer indexes"),
+        ({IDS: [1, 2, -3]}, rf"{IDS} is \[1, 2, -3\]; allowed: 3 layer indexes"),
+        ({IDS: "1, 2, 3"}, f"{IDS} is '1, 2, 3'; allowed: 3 layer indexes"),
     ],
 )
 def test_head_is_refused_by_name_when_it_is_built_otherwise(
@@ -201,11 +201,11 @@ def test_head_can_guess_all_tokens_without_a_mapping(tmp_path: Path) -> None:
         (without("d2t"), "d2t is missing, and draft_vocab_size 140 is not vocab_size 160"),
         (
             lambda tensors: tensors | {"midlayer.self_attn.q_proj.bias": torch.zeros(64)},
-            r"1 tensors of an EAGLE-3 head are not known: midlayer\.self_attn\.q_proj\.bias",
+            r"1 tensors of an EAGLE-3 head are unknown: midlayer\.self_attn\.q_proj\.bias",
         ),
         (
             lambda tensors: tensors | {"fc.weight": torch.zeros(64, 128)},
-            r"fc\.weight is \[64, 128\], where config\.json says \[64, 192\]",
+            r"fc\.weight has shape \[64, 128\]; allowed: \[64, 192\]",
         ),
         (
             lambda tensors: tensors | {"d2t": torch.full((140,), 21)},
@@ -227,7 +227,10 @@ def test_head_of_another_width_needs_embeddings_of_its_own(tmp_path: Path) -> No
         path.read_text().replace('"target_hidden_size": 64', '"target_hidden_size": 32')
     )
     rewrite(tmp_path, lambda tensors: tensors | {"fc.weight": torch.zeros(64, 96)})
-    with pytest.raises(ModelUnsupported, match=r"embed_tokens\.weight is missing, .* 64 and 32"):
+    with pytest.raises(
+        ModelUnsupported,
+        match=r"embed_tokens\.weight is missing; .* 64 differs from the model's 32",
+    ):
         read(tmp_path)
     embedding = torch.ones(160, 64)
     rewrite(tmp_path, lambda tensors: tensors | {"embed_tokens.weight": embedding})

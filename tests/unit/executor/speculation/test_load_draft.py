@@ -320,7 +320,7 @@ def _changed(directory: Path, **settings: Any) -> Path:  # noqa: ANN401
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"target_hidden_size": 65}, "reads states of 65 numbers, .* has 64"),
+        ({"target_hidden_size": 65}, "reads hidden states of size 65, .* has 64"),
         ({"vocab_size": 200}, f"has 200 tokens, .* has {VOCAB_SIZE}"),
         (
             {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]},

@@ -125,4 +125,4 @@ def test_paged_attention_is_named_when_a_model_fails_with_that_alone(
     with pytest.raises(ModelUnsupported) as refusal:
         load_model(ModelConfig(str(tmp_path)))
 
-    assert "with paged attention alone (sizes do not match)" in str(refusal.value)
+    assert "only with paged attention (sizes do not match)" in str(refusal.value)
