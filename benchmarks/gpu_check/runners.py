@@ -156,7 +156,7 @@ def _pipelined_s(
         if begun is None:  # it has to know what the others sampled
             _finish(pending, 0)
             begun = runner.begin(step)
-        assert begun is not None, "there is no step to wait for"
+        assert begun is not None, "all earlier steps are finished"
         pending.append(begun)
         _finish(pending, _DEPTH - 1)
     _finish(pending, 0)

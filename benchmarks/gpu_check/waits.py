@@ -171,8 +171,8 @@ def _begin_times(runner: ModelRunner, step_at: StepAt, sizes: Sizes) -> _BeginTi
     finally:
         for pending in begun:
             pending.finish()
-    assert new_ms is not None, "there is no step to wait for"
-    assert idle_ms is not None, "there is no step to wait for"
+    assert new_ms is not None, "all earlier steps are finished"
+    assert idle_ms is not None, "all earlier steps are finished"
     return _BeginTimes(new_ms, is_new_late, busy_ms, idle_ms)
 
 
@@ -181,7 +181,7 @@ def _found(runner: ModelRunner, step: StepInput) -> tuple[Any, ...]:
     try:
         with _raising_waits():
             pending = runner.begin(step)
-        assert pending is not None, "there is no step to wait for"
+        assert pending is not None, "all earlier steps are finished"
     except Exception as error:  # StepFailed, of what torch raised
         return "it waits", "", "nothing", False, str(error.__cause__ or error)[:200]
     errors = pending.finish().row_errors

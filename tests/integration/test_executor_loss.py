@@ -123,9 +123,9 @@ async def test_requests_wait_when_their_only_executor_was_lost() -> None:
 
 async def test_requests_end_when_their_only_executor_stays_away() -> None:
     async with only_capable_executor_lost(executor_return_s=0.2) as (service, _, running):
-        with pytest.raises(InvalidRequest, match="cannot do grammar; none that could came back"):
+        with pytest.raises(InvalidRequest, match="do not support grammar; no suitable executor"):
             await running
-        with pytest.raises(InvalidRequest, match="cannot do grammar"):
+        with pytest.raises(InvalidRequest, match="do not support grammar"):
             await service.client.complete([3, 4, 5], CHOICES)
         await service.client.complete([3, 4, 5], SHORT)
 

@@ -123,12 +123,12 @@ def test_executor_stops_while_it_loads(
         (
             ("--model={quantised}",),
             r".*: quantised: gptq with 4 bits \(quantization_config\), not served;"
-            r" an unquantised checkpoint of the model would be .*",
+            r" supported: an unquantised checkpoint of the model .*",
         ),
         (
             ("--model={model}", "--num-device-blocks=2000000000"),
             r"the device pool does not fit: 2000000000 blocks of \d+ bytes take"
-            r" [\d.]+ GiB, \d+ bytes are free on cpu beside the weights \([\d.]+ KiB\);"
+            r" [\d.]+ GiB, \d+ bytes are free on cpu besides the weights \([\d.]+ KiB\);"
             r" lower --num-device-blocks",
         ),
     ],

@@ -30,7 +30,7 @@ LONG = SamplingParams(seed=1, max_tokens=60)
     ("flag", "value", "allowed"),
     [
         ("queue-policy", "lifo", "one of fcfs, priority, fair, deadline"),
-        ("tenant-weights", "b=2,a=nan", "NAME=WEIGHT, the weight above 0"),
+        ("tenant-weights", "b=2,a=nan", "NAME=WEIGHT with a weight above 0"),
         ("delay-factor", "-1", "a number from 0 to 1000"),
     ],
 )

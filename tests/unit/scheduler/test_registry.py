@@ -111,7 +111,7 @@ async def test_executor_is_dialled_where_it_registers_from(
 @pytest.mark.parametrize(
     ("address", "found", "problem"),
     [
-        ("169.254.169.254:80", (), "registers from 10.1.0.7 may not be dialled there"),
+        ("169.254.169.254:80", (), "not allowed for an executor that registers from 10.1.0.7"),
         ("127.0.0.1:50051", (), "allowed: the address that it registers from"),
         ("inside:50052", ("10.1.0.8",), "(--executor-addresses)"),
         ("unknown:50052", (), "the host name cannot be resolved"),
