@@ -98,7 +98,7 @@ NO_CHECKPOINTS: list[tuple[Write, str]] = [
     (lambda _: None, "config.json is missing: an empty directory, not served"),
     (_adapter, "LORA adapter of the model some-org/some-model"),
     (lambda directory: _adapter(directory, None), "adapter of the model that it does not name"),
-    (_adapter_and_weights, "beside the weights of a model, not served together"),
+    (_adapter_and_weights, "next to the weights of a model, not served together"),
     (_touch("adapter_config.json"), "PEFT adapter of the model that it does not name"),
     (_touch("model-q4.gguf", "README.md"), "GGUF weights (model-q4.gguf), not served"),
     (_touch("config.json", "model.gguf"), "GGUF weights (model.gguf), not served"),
@@ -111,7 +111,7 @@ NO_CHECKPOINTS: list[tuple[Write, str]] = [
     (_touch("config.json", "flax_model.msgpack"), "Flax weights"),
     (_touch("tokenizer.json", "tokenizer_config.json"), "a tokenizer without a model"),
     (_touch("config.json", "tokenizer.json"), "no weights (neither model.safetensors nor"),
-    (_touch("README.md"), "config.json is missing; there is README.md, not served"),
+    (_touch("README.md"), "config.json is missing; found: README.md, not served"),
     (_touch("snapshots/12/config.json", "snapshots/12/model.safetensors"), "did you mean"),
     (
         _config(LLAMA, "config_sentence_transformers.json"),
