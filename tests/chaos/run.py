@@ -12,11 +12,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.chaos.faults import FAULTS
+from tests.support.chaos.faults import FAULTS, Schedule
 from tests.support.chaos.history import HistoryFailed, chaos
 from tests.support.chaos.namespaces import UNSHARE, is_allowed, namespace_network
 from tests.support.chaos.network import Network, proxy_network
-from tests.support.chaos.schedule import Schedule
 
 _NUM_FAULTS = 6
 _MAX_SEED = 10**6

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chaos.faults import FAULTS
+from tests.support.chaos.faults import FAULTS, Schedule
 from tests.support.chaos.history import chaos
 from tests.support.chaos.load import NUM_STREAMS
 from tests.support.chaos.network import proxy_network
-from tests.support.chaos.schedule import Schedule
 
 OF_EXECUTORS = (
     "executor killed",

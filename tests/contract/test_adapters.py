@@ -22,7 +22,7 @@ async def test_rows_have_their_own_adapters_when_they_share_a_step(served_all: S
     assert len(set(expected)) == 3
 
 
-async def test_row_keeps_its_adapter_when_later_batches_do_not_name_it(served_all: Served) -> None:
+async def test_row_keeps_its_adapter_in_later_batches(served_all: Served) -> None:
     session, served = served_all.open(), served_all
     work = [WorkRow(row, 0, PROMPT) for row in range(2)]
     await session.tokens(served.sender.batch(1, new=_rows(*NAMES[:2]), work=work))
@@ -60,7 +60,7 @@ async def test_adapters_count_by_name_when_rows_come_in_several_batches(
     assert tokens == [served.truth(PROMPT, adapter=name)[0] for name in names[:4]]
 
 
-async def test_adapters_count_as_the_batch_leaves_them_when_it_replaces_a_row(
+async def test_adapters_count_after_rows_were_replaced(
     served_all: Served,
 ) -> None:
     session, served = served_all.open(), served_all

@@ -35,7 +35,7 @@ async def test_token_depends_on_encoder_when_the_row_has_one(served_all: Served)
     assert await session.tokens(served.sender.batch(1, new=new, work=work)) == expected
 
 
-async def test_encoder_is_there_for_all_when_one_row_of_the_step_brings_it(
+async def test_encoder_is_shared_when_one_row_brings_it(
     served_all: Served,
 ) -> None:
     session, served = served_all.open(), served_all
@@ -45,7 +45,7 @@ async def test_encoder_is_there_for_all_when_one_row_of_the_step_brings_it(
     assert [token, twin] == served.truth(PROMPT, encoder=ENCODER) * 2
 
 
-async def test_encoder_runs_in_the_first_step_only_when_a_prompt_comes_in_chunks(
+async def test_encoder_runs_once_when_a_prompt_comes_in_chunks(
     served_all: Served,
 ) -> None:
     session, served = served_all.open(), served_all
@@ -64,7 +64,7 @@ async def test_encoder_runs_in_the_first_step_only_when_a_prompt_comes_in_chunks
     assert tokens == [*served.truth([5], encoder=ENCODER), *served.truth(PROMPT, encoder=ENCODER)]
 
 
-async def test_encoder_is_not_run_again_when_its_block_has_another_owner(
+async def test_encoder_runs_not_again_when_its_block_was_moved(
     served_all: Served,
 ) -> None:
     session, served = served_all.open(), served_all

@@ -43,7 +43,7 @@ async def test_row_is_sampled_when_its_last_token_is_sent_again(served_all: Serv
     assert tokens == [served_all.truth(OTHER, 2)[-1], 30]
 
 
-async def test_output_is_sampled_step_by_step_when_steps_are_sent_ahead(
+async def test_output_follows_its_grammar_when_steps_are_sent_ahead(
     served_all: Served,
 ) -> None:
     session, batch = served_all.open(), served_all.sender.batch
@@ -81,7 +81,7 @@ async def test_row_has_no_input_when_it_was_not_sampled(served_all: Served) -> N
     assert statuses == [pb.ROW_STATUS_INPUT_UNAVAILABLE]
 
 
-async def test_output_goes_on_from_its_tokens_when_the_row_comes_again(served_all: Served) -> None:
+async def test_output_goes_on_when_its_row_comes_again(served_all: Served) -> None:
     session, batch = served_all.open(), served_all.sender.batch
     texts = ("30 31", "40 41")
     await execute(session, batch(1, new=[row(*texts)], work=[WorkRow(0, 0, PROMPT)]))

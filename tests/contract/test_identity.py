@@ -1,8 +1,9 @@
-"""Identity rules a to e: which batches are taken, which are answered from memory or refused."""
+"""Identity rules a to e: which batches are taken, answered from memory or refused."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,65 +17,75 @@ from tests.contract.served import (
     SCHEDULER_EPOCH,
     Served,
 )
-from tests.support.steps.batches import NewRow, WorkRow
+from tests.support.steps.batches import NewRow, Sender, WorkRow
+
+NEWER, OLDER = SCHEDULER_EPOCH + 1, SCHEDULER_EPOCH - 1
+NOW, MINUTE = time.time_ns(), 60 * 10**9
 
 
-async def test_batch_is_refused_when_it_is_meant_for_another_executor_epoch(
-    served: Served,
+def step(
+    step_id: int,
+    epoch: int = SCHEDULER_EPOCH,
+    *,
+    base: int | None = None,
+    executor_epoch: int = EXECUTOR_EPOCH,
+) -> pb.ScheduleBatch:
+    """A snapshot that computes PROMPT in row 0; with `base` a delta without work."""
+    if base is not None:
+        return Sender(epoch, executor_epoch).batch(step_id, base=base)
+    new, work = [NewRow(0, (0, 1, 2), len(PROMPT))], [WorkRow(0, 0, PROMPT)]
+    return Sender(epoch, executor_epoch).batch(step_id, new=new, work=work)
+
+
+# Earlier batches, a batch, and the reason why it is refused, NEED_SNAPSHOT, or OK.
+CASES: list[tuple[Sequence[pb.ScheduleBatch], pb.ScheduleBatch, str]] = [
+    ([], step(9), "OK"),
+    ([], step(1, NOW + MINUTE), "OK"),
+    ([step(1)], step(7), "OK"),
+    ([step(1)], step(1, NEWER), "OK"),
+    ([], step(1, executor_epoch=EXECUTOR_EPOCH + 1), "WRONG_EXECUTOR_EPOCH"),
+    ([step(1)], step(2, OLDER), "STALE_SCHEDULER_EPOCH"),
+    ([], step(1, NOW + 120 * MINUTE), "FUTURE_SCHEDULER_EPOCH"),
+    ([step(1), step(2, NEWER)], step(1, NEWER), "STALE_STEP"),
+    ([step(step_id) for step_id in range(1, 40)], step(1), "STALE_STEP"),
+    ([], step(5, base=4), "NEED_SNAPSHOT"),
+    ([step(1)], step(2, NEWER, base=1), "NEED_SNAPSHOT"),
+    ([step(1), step(2)], step(4, base=1), "NEED_SNAPSHOT"),
+    ([step(1), step(2)], step(4, base=3), "NEED_SNAPSHOT"),
+]
+
+
+@pytest.mark.parametrize(("before", "batch", "outcome"), CASES)
+async def test_batch_is_taken_or_refused_by_its_identity(
+    served: Served, before: Sequence[pb.ScheduleBatch], batch: pb.ScheduleBatch, outcome: str
 ) -> None:
-    batch = served.prompt_batch()
-    batch.executor_epoch += 1
-    result = await served.open().execute(batch)
-    assert (result.status, result.error.reason, result.executor_epoch) == (
-        pb.STEP_STATUS_REFUSED,
-        pb.STEP_ERROR_REASON_WRONG_EXECUTOR_EPOCH,
-        EXECUTOR_EPOCH,
+    session = served.open()
+    for each in before:
+        await session.tokens(each)
+    result = await session.execute(batch)
+    reason = pb.StepErrorReason.Name(result.error.reason).removeprefix("STEP_ERROR_REASON_")
+    status = pb.StepStatus.Name(result.status).removeprefix("STEP_STATUS_")
+    assert (status, reason) == (
+        (outcome, "UNSPECIFIED") if outcome in ("OK", "NEED_SNAPSHOT") else ("REFUSED", outcome)
     )
+    assert (result.executor_epoch, result.scheduler_epoch, result.step_id) == (
+        EXECUTOR_EPOCH,
+        batch.scheduler_epoch,
+        batch.step_id,
+    )
+    if reason == "FUTURE_SCHEDULER_EPOCH":
+        assert result.error.field == "scheduler_epoch"
 
 
 async def test_newer_scheduler_is_not_adopted_when_executor_epoch_is_wrong(
     served: Served,
 ) -> None:
     session = served.open()
-    batch = served.prompt_batch()
-    batch.executor_epoch += 1
-    batch.scheduler_epoch += 5
-    await session.execute(batch)
-    assert await session.tokens(served.prompt_batch()) == served.truth(PROMPT)
+    await session.execute(step(1, NEWER, executor_epoch=EXECUTOR_EPOCH + 1))
+    assert await session.tokens(step(1)) == served.truth(PROMPT)
 
 
-async def test_batch_is_refused_when_its_scheduler_is_older(served: Served) -> None:
-    session = served.open()
-    await session.tokens(served.prompt_batch())
-    served.sender = replace(served.sender, scheduler_epoch=SCHEDULER_EPOCH - 1)
-    result = await session.execute(served.prompt_batch(2))
-    assert (result.status, result.error.reason, result.scheduler_epoch) == (
-        pb.STEP_STATUS_REFUSED,
-        pb.STEP_ERROR_REASON_STALE_SCHEDULER_EPOCH,
-        SCHEDULER_EPOCH - 1,
-    )
-
-
-async def test_scheduler_is_refused_by_name_when_its_epoch_lies_in_the_future(
-    served: Served,
-) -> None:
-    batch = served.prompt_batch()
-    batch.scheduler_epoch = time.time_ns() + 2 * 3600 * 10**9
-    result = await served.open().execute(batch)
-    assert (result.status, result.error.reason, result.error.field) == (
-        pb.STEP_STATUS_REFUSED,
-        pb.STEP_ERROR_REASON_FUTURE_SCHEDULER_EPOCH,
-        "scheduler_epoch",
-    )
-
-
-async def test_scheduler_is_taken_when_its_clock_is_a_little_ahead(served: Served) -> None:
-    batch = served.prompt_batch()
-    batch.scheduler_epoch = time.time_ns() + 60 * 10**9
-    assert await served.open().tokens(batch) == served.truth(PROMPT)
-
-
-async def test_epoch_from_the_future_is_not_adopted_when_registration_brings_it(
+async def test_registration_brings_no_epoch_from_the_future(
     served: Served,
 ) -> None:
     served.server.worker.adopt_scheduler_epoch(2**63 - 1)
@@ -84,27 +95,10 @@ async def test_epoch_from_the_future_is_not_adopted_when_registration_brings_it(
 async def test_stored_result_is_forgotten_when_scheduler_is_newer(served: Served) -> None:
     session = served.open()
     await session.tokens(served.prompt_batch())
-    served.sender = replace(served.sender, scheduler_epoch=SCHEDULER_EPOCH + 1)
+    served.sender = replace(served.sender, scheduler_epoch=NEWER)
     other = [30, 31, 32]
     batch = served.sender.batch(1, new=[NewRow(0, (0,))], work=[WorkRow(0, 0, other)])
     assert await session.tokens(batch) == served.truth(other)
-
-
-async def test_repeat_is_refused_when_the_result_was_an_older_schedulers(served: Served) -> None:
-    session = served.open()
-    await session.tokens(served.prompt_batch(1))
-    served.sender = replace(served.sender, scheduler_epoch=SCHEDULER_EPOCH + 1)
-    await session.tokens(served.prompt_batch(2))
-    result = await session.execute(served.prompt_batch(1))
-    assert result.error.reason == pb.STEP_ERROR_REASON_STALE_STEP
-
-
-async def test_delta_needs_snapshot_when_scheduler_is_newer(served: Served) -> None:
-    session = served.open()
-    await session.tokens(served.prompt_batch())
-    served.sender = replace(served.sender, scheduler_epoch=SCHEDULER_EPOCH + 1)
-    result = await session.execute(served.sender.batch(2, base=1))
-    assert result.status == pb.STEP_STATUS_NEED_SNAPSHOT
 
 
 async def test_older_scheduler_is_refused_when_a_newer_one_answered_registration(
@@ -112,7 +106,7 @@ async def test_older_scheduler_is_refused_when_a_newer_one_answered_registration
 ) -> None:
     session = served.open()
     await session.tokens(served.prompt_batch())
-    served.server.worker.adopt_scheduler_epoch(SCHEDULER_EPOCH + 1)
+    served.server.worker.adopt_scheduler_epoch(NEWER)
     result = await session.execute(served.sender.batch(2, base=1))
     assert result.error.reason == pb.STEP_ERROR_REASON_STALE_SCHEDULER_EPOCH
 
@@ -125,68 +119,26 @@ async def test_rows_survive_when_the_same_scheduler_answers_registration(served:
     assert result.status == pb.STEP_STATUS_OK
 
 
-async def test_repeat_returns_stored_result_when_step_was_executed(served: Served) -> None:
+@pytest.mark.parametrize("token", [PROMPT[0], OUT_OF_MEMORY_TOKEN])
+async def test_repeat_returns_stored_result_when_step_was_executed(
+    served: Served, token: int
+) -> None:
     session = served.open()
-    first = await session.execute(served.prompt_batch())
-    again = await session.execute(served.prompt_batch())
-    assert (again, served.gate.num_steps) == (first, 1)
-
-
-async def test_repeat_returns_stored_result_when_its_content_is_broken(served: Served) -> None:
-    session = served.open()
-    first = await session.execute(served.prompt_batch())
-    repeat = served.prompt_batch()
-    repeat.work.row_ids = b"\1"
-    assert await session.execute(repeat) == first
-
-
-async def test_repeat_returns_stored_result_when_step_failed(served: Served) -> None:
-    session = served.open()
-    batch = served.sender.batch(
-        1, new=[NewRow(0, (0,))], work=[WorkRow(0, 0, [OUT_OF_MEMORY_TOKEN])]
-    )
+    batch = served.sender.batch(1, new=[NewRow(0, (0,))], work=[WorkRow(0, 0, [token])])
     first = await session.execute(batch)
-    assert first.status == pb.STEP_STATUS_FAILED
-    again = await session.execute(batch)
-    assert (again, served.gate.num_steps) == (first, 1)
+    is_failed = token == OUT_OF_MEMORY_TOKEN
+    assert first.status == (pb.STEP_STATUS_FAILED if is_failed else pb.STEP_STATUS_OK)
+    assert (await session.execute(batch), served.gate.num_steps) == (first, 1)
+    # The content does not matter.
+    batch.work.row_ids = b"\1"
+    assert await session.execute(batch) == first
 
 
-async def test_all_results_are_stored_when_as_many_as_may_be_in_flight(served: Served) -> None:
+async def test_results_are_stored_for_all_steps_in_flight(served: Served) -> None:
     session = served.open()
     batches = [served.prompt_batch(step_id) for step_id in range(1, MAX_INFLIGHT_STEPS + 1)]
     first = [await session.execute(batch) for batch in batches]
     assert [await session.execute(batch) for batch in batches] == first
-
-
-async def test_repeat_is_refused_when_its_result_is_no_longer_stored(served: Served) -> None:
-    session = served.open()
-    for step_id in range(1, 40):
-        await session.tokens(served.prompt_batch(step_id))
-    result = await session.execute(served.prompt_batch(1))
-    assert (result.status, result.error.reason) == (
-        pb.STEP_STATUS_REFUSED,
-        pb.STEP_ERROR_REASON_STALE_STEP,
-    )
-
-
-async def test_delta_needs_snapshot_when_there_was_no_step(served: Served) -> None:
-    result = await served.open().execute(served.sender.batch(5, base=4))
-    assert (result.status, result.error.reason, result.step_id) == (
-        pb.STEP_STATUS_NEED_SNAPSHOT,
-        pb.STEP_ERROR_REASON_UNSPECIFIED,
-        5,
-    )
-
-
-@pytest.mark.parametrize("base", [1, 3])
-async def test_delta_needs_snapshot_when_base_is_not_the_latest_step(
-    served: Served, base: int
-) -> None:
-    session = served.open()
-    await session.tokens(served.prompt_batch(1))
-    await session.tokens(served.prompt_batch(2))
-    result = await session.execute(served.sender.batch(4, base=base))
-    assert result.status == pb.STEP_STATUS_NEED_SNAPSHOT
 
 
 async def test_base_stays_when_a_batch_needed_a_snapshot(served: Served) -> None:
@@ -197,12 +149,6 @@ async def test_base_stays_when_a_batch_needed_a_snapshot(served: Served) -> None
     )
     batch = served.sender.batch(4, base=1, work=[WorkRow(0, len(PROMPT), [first])])
     assert await session.tokens(batch) == served.truth([*PROMPT, first])
-
-
-async def test_snapshot_is_taken_when_it_skips_step_ids(served: Served) -> None:
-    session = served.open()
-    await session.tokens(served.prompt_batch(1))
-    assert await session.tokens(served.prompt_batch(7)) == served.truth(PROMPT)
 
 
 async def test_snapshot_forgets_rows_when_they_are_not_in_it(served: Served) -> None:
@@ -241,13 +187,4 @@ async def test_step_fails_whole_when_memory_runs_out(served: Served) -> None:
         pb.STEP_ERROR_REASON_OUT_OF_MEMORY,
         b"",
         b"",
-    )
-
-
-async def test_result_names_its_batch_when_it_is_ok(served: Served) -> None:
-    result = await served.open().execute(served.prompt_batch(9))
-    assert (result.scheduler_epoch, result.executor_epoch, result.step_id) == (
-        SCHEDULER_EPOCH,
-        EXECUTOR_EPOCH,
-        9,
     )

@@ -15,7 +15,7 @@ UNAVAILABLE = pb.ROW_STATUS_INPUT_UNAVAILABLE
 # -- tokens of earlier steps -----------------------------------------------------------------------
 
 
-async def test_tokens_are_right_when_all_steps_are_sent_before_any_answer(served: Served) -> None:
+async def test_tokens_are_right_when_steps_are_sent_ahead(served: Served) -> None:
     session = served.open()
     await session.send(served.prompt_batch())
     for step_id in (2, 3):
@@ -46,7 +46,7 @@ async def test_older_token_is_found_when_the_row_sampled_again_since(served: Ser
     assert await session.tokens(batch) == served.truth([*PROMPT, first])
 
 
-async def test_rows_get_their_own_input_when_some_is_literal_and_some_sampled(
+async def test_rows_get_their_own_input_when_kinds_are_mixed(
     served: Served,
 ) -> None:
     session = served.open()
@@ -65,7 +65,7 @@ async def test_rows_get_their_own_input_when_some_is_literal_and_some_sampled(
     ]
 
 
-async def test_rows_get_tokens_of_their_own_step_when_those_steps_differ(served: Served) -> None:
+async def test_rows_get_tokens_of_different_earlier_steps(served: Served) -> None:
     session = served.open()
     new = [NewRow(0, (0, 1)), NewRow(1, (2, 3))]
     work = [WorkRow(0, 0, PROMPT), WorkRow(1, 0, OTHER)]
@@ -167,7 +167,7 @@ async def test_row_recovers_when_its_blocks_are_written_again(served: Served) ->
     assert await session.tokens(batch) == served.truth(PROMPT)
 
 
-async def test_other_row_is_unaffected_when_block_it_does_not_read_is_spoiled(
+async def test_row_is_unaffected_when_an_unread_block_is_spoiled(
     served: Served,
 ) -> None:
     session = served.open()
@@ -183,7 +183,7 @@ async def test_other_row_is_unaffected_when_block_it_does_not_read_is_spoiled(
 # -- sampling, histories, logprobs -----------------------------------------------------------------
 
 
-async def test_sampled_token_is_the_same_when_the_step_has_other_rows(served: Served) -> None:
+async def test_sampled_token_does_not_depend_on_other_rows(served: Served) -> None:
     session = served.open()
     row = NewRow(0, (0, 1), num_prompt=6, params={"temperature": 1.5}, seed=-77)
     alone = await session.tokens(served.sender.batch(1, new=[row], work=[WorkRow(0, 0, PROMPT)]))
@@ -235,7 +235,7 @@ async def test_logprobs_come_for_those_rows_when_only_some_ask(served: Served) -
 
 
 @pytest.mark.parametrize("num_logprobs", [64, VOCAB_SIZE, VOCAB_SIZE + 1, 2**31 - 1])
-async def test_logprobs_have_as_many_alternatives_as_there_are_when_many_are_asked_for(
+async def test_logprobs_have_at_most_the_vocabulary_as_alternatives(
     served: Served, num_logprobs: int
 ) -> None:
     rows = [
@@ -251,7 +251,7 @@ async def test_logprobs_have_as_many_alternatives_as_there_are_when_many_are_ask
     assert len(read_f32(result.logprobs.top_logprobs)) == expected + 2
 
 
-async def test_logprobs_name_the_batchs_rows_when_a_row_was_left_out(served: Served) -> None:
+async def test_logprobs_name_rows_when_one_was_left_out(served: Served) -> None:
     params = {"num_logprobs": 0}
     rows = [NewRow(0, (0, 1), params=params), NewRow(1, (2, 3), params=params)]
     work = [WorkRow(0, 0, back=1), WorkRow(1, 0, PROMPT)]
@@ -259,7 +259,7 @@ async def test_logprobs_name_the_batchs_rows_when_a_row_was_left_out(served: Ser
     assert read_i32(result.logprobs.row_indexes) == [1]
 
 
-async def test_prompt_logprobs_score_all_but_the_first_when_prompt_comes_in_chunks(
+async def test_prompt_logprobs_are_whole_when_prompt_comes_in_chunks(
     served: Served,
 ) -> None:
     session = served.open()
@@ -323,7 +323,7 @@ async def test_token_is_another_when_it_is_forbidden(served: Served) -> None:
     assert [token == best for token in tokens] == [False, False, False, True]
 
 
-async def test_phrase_is_not_completed_when_its_tokens_were_sampled_in_flight(
+async def test_bad_words_hold_when_they_begin_in_flight(
     served: Served,
 ) -> None:
     session = served.open()

@@ -24,13 +24,8 @@ async def test_info_says_the_window_when_every_layer_has_it(served_window: Serve
     assert info.model.sliding_window_tokens == SLIDING_WINDOW
 
 
-async def test_info_has_no_window_when_the_model_has_none(served: Served) -> None:
-    info = (await served.stub.GetInfo(pb.GetInfoRequest())).executor
-    assert not info.model.HasField("sliding_window_tokens")
-
-
 @pytest.mark.parametrize("chunk", [1, 4, 7, 18])
-async def test_tokens_are_right_when_blocks_behind_the_window_get_new_owners(
+async def test_blocks_behind_the_window_may_get_new_owners(
     served_window: Served, chunk: int
 ) -> None:
     """Another row fills each block with NaN as soon as row 0 does not need it; 0 names it still."""
@@ -57,7 +52,7 @@ async def test_tokens_are_right_when_blocks_behind_the_window_get_new_owners(
     assert num_taken == 5
 
 
-async def test_tokens_are_right_when_a_row_comes_back_without_blocks_it_does_not_need(
+async def test_row_returns_without_blocks_behind_the_window(
     served_window: Served,
 ) -> None:
     session, served = served_window.open(), served_window
@@ -89,7 +84,7 @@ async def test_tokens_are_right_when_table_writes_take_blocks_away(served_window
     assert [first, second, *await session.tokens(batch)] == served.truth(LONG, 3)
 
 
-async def test_row_is_computed_again_when_its_missing_blocks_are_filled_in(
+async def test_row_is_computed_when_missing_blocks_are_filled_in(
     served_window: Served,
 ) -> None:
     session, served = served_window.open(), served_window
@@ -102,7 +97,7 @@ async def test_row_is_computed_again_when_its_missing_blocks_are_filled_in(
     assert await session.tokens(batch) == served.truth(PROMPT)
 
 
-async def test_row_is_refused_when_it_needs_the_last_missing_block_only(
+async def test_row_is_refused_when_only_the_last_missing_block_matters(
     served_window: Served,
 ) -> None:
     session, served = served_window.open(), served_window

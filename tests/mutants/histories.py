@@ -22,7 +22,6 @@ from tests.simulation.faults import (
     kill_scheduler,
     reset,
 )
-from tests.simulation.gateway_scenario import through_gateways
 from tests.simulation.history import run_history
 from tests.simulation.scenario import (
     Draw,
@@ -33,6 +32,7 @@ from tests.simulation.scenario import (
     growing,
     one_sick,
     random_scenario,
+    through_gateways,
 )
 from tests.simulation.workload import Wanted
 

@@ -29,7 +29,7 @@ pytestmark = [
     needs_phoenix,
     pytest.mark.timeout(1800),
     pytest.mark.thorough(
-        "a collector of 140 packages takes half a minute to start; tests/chaos/test_traced_loss.py "
+        "a collector of 140 packages takes half a minute to start; tests/chaos/test_gateways.py "
         "reads nearly the same from one that is made of OTLP's protos"
     ),
 ]

@@ -28,7 +28,7 @@ from splitserve_client import (
 from splitserve_gateway.http.errors import ApiError
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
-from splitserve_rpc.discovery import discovery
+from splitserve_rpc.discovery import Discovery
 from tests.simulation.client_process import Outcome, Wrong, check_all, is_enough, note
 from tests.simulation.virtual_loop import Process, VirtualLoop
 from tests.simulation.workload import Wanted
@@ -47,7 +47,7 @@ class SimulatedGateway:
         loop: VirtualLoop,
         random: Random,
         host: str,
-        schedulers: str,
+        schedulers: Discovery,
         wanted: Sequence[Wanted],
     ) -> None:
         self.outcomes = [Outcome(each) for each in wanted]
@@ -55,16 +55,14 @@ class SimulatedGateway:
         self._loop = loop
         timing = Timing(loop.time, asyncio.sleep, random.random)
         config = ClientConfig(timing=timing)
-        self._fleet = self.process.call(
-            Fleet, discovery(schedulers), UnreadBudget(), config, random.random
-        )
+        self.fleet = self.process.call(Fleet, schedulers, UnreadBudget(), config, random.random)
 
     def start(self) -> asyncio.Task[None]:
         """The task ends with the last request."""
         return self.process.start(self._live())
 
     async def _live(self) -> None:
-        async with self._fleet:
+        async with self.fleet:
             await asyncio.gather(*map(self._answer, self.outcomes))
 
     async def _answer(self, outcome: Outcome) -> None:
@@ -87,8 +85,8 @@ class SimulatedGateway:
         """Whether it was answered, and not refused."""
         wanted = outcome.wanted
         try:
-            await self._fleet.wait_read(None)
-            upstream, served = self._fleet.choose(None)
+            await self.fleet.wait_read(None)
+            upstream, served = self.fleet.choose(None)
         except ApiError as error:
             if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
                 raise Wrong(f"it was refused: {error.message}") from error

@@ -18,17 +18,18 @@ from unittest import mock
 
 import grpc.aio
 
+from splitserve_rpc.discovery import StaticDiscovery
 from tests.simulation.calls import opener
 from tests.simulation.client_process import SimulatedClient
 from tests.simulation.executor_process import SimulatedExecutor
 from tests.simulation.faults import Fault, World, sicken
 from tests.simulation.gateway_process import SimulatedGateway
 from tests.simulation.liveness import LivenessWatch
-from tests.simulation.lives import problems_of_lives
 from tests.simulation.network import Network
 from tests.simulation.rules import (
     problems_of_end,
     problems_of_journals,
+    problems_of_lives,
     problems_of_outcomes,
     problems_of_rest,
 )
@@ -198,9 +199,11 @@ class _Story:
             SimulatedExecutor(loop, self.network, random, f"10.0.1.{number}", addresses, shape)
             for number, shape in enumerate(scenario.shapes)
         ]
-        open_client = SimulatedGateway if scenario.is_through_gateways else SimulatedClient
+        known = StaticDiscovery(addresses)
         clients = [
-            open_client(loop, random, f"10.0.2.{number}", ",".join(addresses), wanted)
+            SimulatedGateway(loop, random, f"10.0.2.{number}", known, wanted)
+            if scenario.is_through_gateways
+            else SimulatedClient(loop, random, f"10.0.2.{number}", ",".join(addresses), wanted)
             for number, wanted in enumerate(scenario.wanted)
         ]
         self._world = World(self.network, random, schedulers, executors, clients, note)

@@ -22,10 +22,12 @@ from tests.simulation.faults import (
     drain_executor,
     kill_executor,
     kill_scheduler,
+    pause_scheduler,
     random_fault,
     reset,
     sicken,
     stop_executor,
+    stop_scheduler,
 )
 from tests.simulation.order import problems_of_order
 from tests.simulation.workload import (
@@ -55,6 +57,8 @@ _MOVES = (
     break_off,
     kill_scheduler,
 )
+# What happens to schedulers of gateways, in a third of the further faults.
+_OF_SCHEDULERS = (kill_scheduler, kill_scheduler, stop_scheduler, pause_scheduler)
 # Of histories: to record and replay one takes a third more.
 _RECORDED_RATIO = 0.25
 
@@ -171,6 +175,20 @@ def contended(random: Random) -> Scenario:
     wanted = equal_requests(random, 40, within_s, num_words)
     shapes = [shape] * random.choice([1, 2, 2, 3])
     return Scenario(1, config, shapes, [wanted], (), problems_of_order)
+
+
+def through_gateways(random: Random) -> Scenario:
+    """Two schedulers, of which each history loses one at least while answers are on their way."""
+    scenario = random.choice([growing, growing, disturbed])(random)
+    shapes = [random.choice(scenario.shapes) for _ in range(random.choice([2, 3]))]
+    faults: list[Fault] = [random.choice(_OF_SCHEDULERS)]
+    for _ in range(random.choice([0, 1, 1, 3])):
+        is_of_scheduler = random.random() < 0.3
+        fault = random.choice(_OF_SCHEDULERS) if is_of_scheduler else random_fault(random)
+        faults.append(fault)
+    return replace(
+        scenario, num_schedulers=2, shapes=shapes, faults=faults, is_through_gateways=True
+    )
 
 
 def _of_clients(random: Random, wanted: Sequence[Wanted]) -> list[Sequence[Wanted]]:

@@ -28,12 +28,6 @@ def i32(values: Iterable[int]) -> bytes:
     return struct.pack(f"<{len(elements)}i", *elements)
 
 
-def i64(values: Iterable[int]) -> bytes:
-    """Packs signed 64-bit elements."""
-    elements = list(values)
-    return struct.pack(f"<{len(elements)}q", *elements)
-
-
 def f32(values: Iterable[float]) -> bytes:
     """Packs IEEE 754 singles."""
     elements = list(values)

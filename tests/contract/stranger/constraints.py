@@ -1,9 +1,12 @@
 """Which tokens a row may sample, as the comments of SamplingParams say it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from splitserve.executor.v1 import executor_pb2 as pb
+
+# A choice that no grammar compiles.
+INVALID = "no tokens"
 
 
 def uses_constraints(params: pb.SamplingParams) -> bool:
@@ -30,3 +33,22 @@ def first_allowed(
             banned.add(last)
     candidates = ((token_id + offset) % vocab_size for offset in range(vocab_size))
     return next((candidate for candidate in candidates if candidate not in banned), -1)
+
+
+def allowed_next(
+    grammar: pb.Grammar, output: Sequence[int], eos: Collection[int]
+) -> set[int] | None:
+    """The tokens that may follow `output`; None if none of the texts begins like it.
+
+    The texts of `choices` are token ids: "5 9 12".
+    """
+    if INVALID in grammar.choices.texts:
+        return None
+    found: set[int] = set()
+    num_kept = 0
+    for text in grammar.choices.texts:
+        choice = [int(token) for token in text.split()]
+        if choice[: len(output)] == list(output):
+            num_kept += 1
+            found |= set(choice[len(output) : len(output) + 1]) or set(eos)
+    return found if num_kept else None

@@ -3,14 +3,13 @@
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import Literal
 
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.contract.stranger.columns import Refusal, f32, i32
-from tests.contract.stranger.constraints import first_allowed
-from tests.contract.stranger.grammars import allowed_next
+from tests.contract.stranger.constraints import allowed_next, first_allowed
 from tests.contract.stranger.kv_emulation import KvEmulation, RowInput
 from tests.contract.stranger.rows import Row
 from tests.contract.stranger.truth import Score, sample, score
@@ -21,14 +20,25 @@ _HOUR_NS = 3600 * 10**9
 
 
 @dataclass(slots=True)
-class StepFaults:
-    """Faults that the engine commits once, at the first fitting step with at least this id."""
+class Faults:
+    """Faults that happen once each, at the first fitting step with at least this id."""
 
     need_snapshot_at: int | None = None
     fail_step_at: int | None = None
     fail_row_at: int | None = None
+    # The batch is executed and its result stored, but the stream ends without an answer.
+    cut_at: int | None = None
+    # The stream ends and the batch was never received.
+    lose_at: int | None = None
+    # The process dies before executing the batch and starts anew on the same port.
+    restart_at: int | None = None
     # What reading undefined contents looks like.
     undefined_reads: Literal["garbage", "invalid_logits"] = "invalid_logits"
+
+    @property
+    def are_left(self) -> bool:
+        """Whether a fault has not happened yet."""
+        return any(isinstance(getattr(self, field.name), int) for field in fields(self))
 
 
 @dataclass(slots=True)
@@ -64,17 +74,11 @@ class _ScoreColumns:
 class Engine:
     """Row table, stored results, KV cache; one call of `handle` a batch."""
 
-    def __init__(self, info: pb.ExecutorInfo, faults: StepFaults) -> None:
+    def __init__(self, info: pb.ExecutorInfo, faults: Faults) -> None:
         self._info = info
         self._faults = faults
         self._validator = Validator(info)
-        has_window = info.model.HasField("sliding_window_tokens")
-        self._kv = KvEmulation(
-            info.block_size_tokens,
-            info.num_device_blocks,
-            info.num_host_blocks,
-            info.model.sliding_window_tokens if has_window else None,
-        )
+        self._kv = KvEmulation(info.block_size_tokens, info.num_device_blocks, info.num_host_blocks)
         self._rows: dict[int, Row] = {}
         self._stored: OrderedDict[int, pb.StepResult] = OrderedDict()
         self.scheduler_epoch: int | None = None
@@ -167,7 +171,6 @@ class Engine:
         if at is not None and batch.step_id >= at and plan.work:
             self._faults.fail_step_at = None
             self._undefine_step(plan)
-            self._forget_encoder_tokens(plan)
             result = self._result(batch, pb.STEP_STATUS_FAILED)
             result.error.reason = pb.STEP_ERROR_REASON_OUT_OF_MEMORY
             result.error.message = "the emulated device is out of memory"
@@ -184,25 +187,11 @@ class Engine:
         for _, target in plan.swap_out:
             self._kv.undefine(self._kv.host[target])
 
-    def _forget_encoder_tokens(self, plan: Plan) -> None:
-        """They were for this step, whatever becomes of it."""
-        for work in plan.work:
-            self._rows[work.row_id].encoder_token_ids.clear()
-
     def _row_input(
         self, work: WorkRow, token_ids: list[int], first_position: int | None = None
     ) -> RowInput:
-        row = self._rows[work.row_id]
-        return RowInput(
-            work.row_id,
-            row.block_table,
-            work.first_position if first_position is None else first_position,
-            token_ids,
-            row.adapter,
-            row.cross_blocks,
-            row.num_encoder_tokens,
-            tuple(row.encoder_token_ids),
-        )
+        position = work.first_position if first_position is None else first_position
+        return RowInput(work.row_id, self._rows[work.row_id].block_table, position, token_ids)
 
     def _compute(self, batch: pb.ScheduleBatch, plan: Plan) -> pb.StepResult:
         statuses: list[pb.RowStatus] = []
@@ -214,7 +203,6 @@ class Engine:
                 self.violations.append(f"step {batch.step_id}: {at} > {work.first_position}")
             inputs.append(self._row_input(work, tokens, at if work.steps_back else None))
             statuses.append(status)
-        self._forget_encoder_tokens(plan)
         self._undefine_failed(inputs, statuses)
         good = pb.ROW_STATUS_OK
         self._kv.compute([r for r, s in zip(inputs, statuses, strict=True) if s == good])

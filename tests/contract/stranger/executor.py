@@ -1,10 +1,12 @@
 """An executor written from executor.proto alone: `StrangerExecutor`."""
 
+from __future__ import annotations
+
 import asyncio
 import gc
 import random
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -13,11 +15,7 @@ import grpc
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc as pb_grpc
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
-from tests.contract.stranger.engine import Engine, StepFaults
-from tests.contract.stranger.servicer import StrangerServicer, Stream, StreamEnd
-from tests.contract.stranger.truth import expected_tokens
-
-__all__ = ["ExecutorConfig", "StrangerExecutor", "StreamFaults", "expected_tokens"]
+from tests.contract.stranger.engine import Engine, Faults
 
 SAMPLING_FEATURES = (
     pb.FEATURE_LOGPROBS,
@@ -44,8 +42,6 @@ class ExecutorConfig:
     max_model_len: int = 200
     eos_token_ids: tuple[int, ...] = ()
     features: tuple[pb.Feature, ...] = SAMPLING_FEATURES
-    max_adapters_per_step: int | None = None
-    sliding_window: int | None = None
     default_sampling_params: pb.SamplingParams | None = None
     digest: str = "ab" * 32
     contract_minor: int = 4
@@ -54,16 +50,27 @@ class ExecutorConfig:
     register_interval_s: float = 0.5
 
 
-@dataclass(slots=True)
-class StreamFaults:
-    """Faults of the transport, each committed once, on the batch with at least this step id."""
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """Ends a stream; OK is a plain end."""
 
-    # The batch is executed and its result stored, but the stream ends without an answer.
-    cut_at: int | None = None
-    # The stream ends and the batch was never received.
-    lose_at: int | None = None
-    # The process dies before executing the batch and starts anew on the same port.
-    restart_at: int | None = None
+    code: grpc.StatusCode
+    message: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One Execute stream. `is_cut` streams get no more answers."""
+
+    outbox: asyncio.Queue[pb.StepResult | StreamEnd] = field(default_factory=asyncio.Queue)
+    is_cut: bool = False
+
+    def cut(self, code: grpc.StatusCode, message: str) -> None:
+        """Ends the stream now; answers not yet sent are lost."""
+        self.is_cut = True
+        while not self.outbox.empty():
+            self.outbox.get_nowait()
+        self.outbox.put_nowait(StreamEnd(code, message))
 
 
 async def _run_finalizers() -> None:
@@ -77,17 +84,10 @@ async def _run_finalizers() -> None:
 class StrangerExecutor:
     """Serves ExecutorService, keeps registering, executes batches one by one."""
 
-    def __init__(
-        self,
-        config: ExecutorConfig | None = None,
-        *,
-        step_faults: StepFaults | None = None,
-        stream_faults: StreamFaults | None = None,
-    ) -> None:
+    def __init__(self, config: ExecutorConfig | None = None, faults: Faults | None = None) -> None:
         self.config = config or ExecutorConfig()
         self.tokenizer_files = self.config.tokenizer_files
-        self._step_faults = step_faults or StepFaults()
-        self._faults = stream_faults or StreamFaults()
+        self.faults = faults or Faults()
         # While clear, received batches wait.
         self.gate = asyncio.Event()
         self.gate.set()
@@ -106,7 +106,7 @@ class StrangerExecutor:
         self._scheduler_address = ""
         self._port = 0
         self.info = pb.ExecutorInfo()
-        self.engine = Engine(self.info, self._step_faults)
+        self.engine = Engine(self.info, self.faults)
         self._old_violations: list[str] = []
 
     # --- life ------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class StrangerExecutor:
         pb_grpc.add_ExecutorServiceServicer_to_server(servicer, self._server)
         self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
         self.info = self._describe()
-        self.engine = Engine(self.info, self._step_faults)
+        self.engine = Engine(self.info, self.faults)
         self._inbox: asyncio.Queue[tuple[Stream, pb.ScheduleBatch | None]] = asyncio.Queue()
         await self._server.start()
         self._tasks = [asyncio.create_task(self._work())]
@@ -171,7 +171,6 @@ class StrangerExecutor:
                 vocab_size=config.vocab_size,
                 max_model_len_tokens=config.max_model_len,
                 eos_token_ids=config.eos_token_ids,
-                sliding_window_tokens=config.sliding_window,
                 default_sampling_params=config.default_sampling_params,
             ),
             block_size_tokens=config.block_size,
@@ -183,7 +182,6 @@ class StrangerExecutor:
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 max_message_bytes=config.max_message_bytes,
                 max_inflight_steps=config.max_inflight_steps,
-                max_adapters_per_step=config.max_adapters_per_step,
             ),
             features=config.features,
             software_version="stranger",
@@ -277,10 +275,10 @@ class StrangerExecutor:
         return False
 
     def _is_due(self, fault: str, batch: pb.ScheduleBatch) -> bool:
-        at = getattr(self._faults, fault)
+        at = getattr(self.faults, fault)
         if at is None or batch.step_id < at:
             return False
-        setattr(self._faults, fault, None)
+        setattr(self.faults, fault, None)
         return True
 
     # --- for tests -------------------------------------------------------------------------
@@ -295,22 +293,6 @@ class StrangerExecutor:
         """Open Execute streams."""
         return len(self._streams)
 
-    @property
-    def faults_left(self) -> bool:
-        """Whether a fault is still to come."""
-        steps, streams = self._step_faults, self._faults
-        return any(
-            at is not None
-            for at in (
-                steps.need_snapshot_at,
-                steps.fail_step_at,
-                steps.fail_row_at,
-                streams.cut_at,
-                streams.lose_at,
-                streams.restart_at,
-            )
-        )
-
     async def wait_until(self, is_true: Callable[[], bool], timeout_s: float = 240) -> None:
         """Waits for something that batches bring about. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
@@ -324,3 +306,52 @@ class StrangerExecutor:
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+class StrangerServicer(pb_grpc.ExecutorServiceServicer):
+    """Carries messages between streams and the executor."""
+
+    def __init__(self, executor: StrangerExecutor) -> None:
+        self._executor = executor
+
+    async def GetInfo(  # noqa: N802
+        self, request: pb.GetInfoRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetInfoResponse:
+        """Says what this executor is."""
+        return pb.GetInfoResponse(executor=self._executor.info)
+
+    async def GetTokenizer(  # noqa: N802
+        self, request: pb.GetTokenizerRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.GetTokenizerResponse]:
+        """Streams dummy files in small chunks, or ends with NOT_FOUND."""
+        if not self._executor.tokenizer_files:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "this executor has no tokenizer")
+        for name, data in self._executor.tokenizer_files.items():
+            for start in range(0, len(data), 5):
+                yield pb.GetTokenizerResponse(file_name=name, data=data[start : start + 5])
+
+    async def Execute(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[pb.ScheduleBatch],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[pb.StepResult]:
+        """Answers batches in the order received."""
+        stream = self._executor.open_stream()
+        reader = asyncio.create_task(self._read(request_iterator, stream))
+        try:
+            while True:
+                answer = await stream.outbox.get()
+                if isinstance(answer, StreamEnd):
+                    if answer.code is not grpc.StatusCode.OK:
+                        await context.abort(answer.code, answer.message)
+                    return
+                yield answer
+        finally:
+            self._executor.close_stream(stream)
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _read(self, batches: AsyncIterator[pb.ScheduleBatch], stream: Stream) -> None:
+        async for batch in batches:
+            self._executor.receive(stream, batch)
+        self._executor.receive(stream, None)

@@ -13,8 +13,10 @@ from typing import IO, TypeVar
 import grpc
 
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
-from tests.contract.stranger.client import StrangerClient
+from splitserve.scheduler.v1 import scheduler_pb2 as pb
+from tests.contract.stranger.client import Completion, StrangerClient, request_of
 from tests.contract.stranger.executor import StrangerExecutor
+from tests.contract.stranger.truth import VOCAB_SIZE, expected_tokens
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.forked import ForkedProcess, start_process
 
@@ -130,6 +132,38 @@ class Driver:
         """Asserts that the scheduler sent nothing wrong to any executor."""
         for executor in self.executors:
             assert executor.violations == []
+
+    async def check_exact(self, requests: Sequence[pb.GenerateRequest]) -> list[Completion]:
+        """Asserts that `requests` get their tokens, and that nothing is left of them."""
+        completions = await self.client.generate_all(requests)
+        assert [c.tokens for c in completions] == [truth_of(request) for request in requests]
+        assert {c.reason for c in completions} == {"LENGTH"}
+        await self.wait_idle()
+        self.check_contract()
+        return completions
+
+
+def make_requests(
+    count: int = 5, max_tokens: int = 10, prompt_step: int = 5
+) -> list[pb.GenerateRequest]:
+    """Requests with distinct prompts; every third is greedy, the others have odd seeds."""
+    seeds = [0, 7, -1, 2**63 - 1, -(2**63), 12345, 1]
+    return [
+        request_of(
+            [(17 * number + 3 * i) % VOCAB_SIZE for i in range(1 + prompt_step * number)],
+            seed=seeds[number % len(seeds)],
+            temperature=0 if number % 3 == 0 else 0.5 + number,
+            max_tokens=max_tokens,
+        )
+        for number in range(count)
+    ]
+
+
+def truth_of(request: pb.GenerateRequest, n: int | None = None) -> list[int]:
+    """The first `n` tokens of `request`, None for `max_tokens`."""
+    params = request.sampling_params
+    num_tokens = params.max_tokens if n is None else n
+    return expected_tokens(request.prompt_token_ids, params.seed, params.temperature, num_tokens)
 
 
 async def poll(ask: Callable[[], Awaitable[tuple[bool, T]]], timeout_s: float = PATIENCE_S) -> T:

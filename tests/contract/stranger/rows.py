@@ -7,7 +7,6 @@ from splitserve.executor.v1 import executor_pb2 as pb
 from tests.contract.stranger.columns import (
     Refusal,
     check_length,
-    i32,
     malformed,
     read_groups,
     read_i32,
@@ -20,9 +19,8 @@ from tests.contract.stranger.constraints import has_phrases, uses_constraints
 class Row:
     """A sequence as the executor sees it.
 
-    `history` and `sampled` grow as the row samples; `encoder_token_ids` is emptied once they are
-    encoded. `waited`: positions of which it was not
-    sampled, since its grammar was not compiled.
+    `history` and `sampled` grow as the row samples. `waited`: positions that were not sampled, as
+    the grammar was not compiled.
     """
 
     sampling_params: pb.SamplingParams
@@ -34,10 +32,6 @@ class Row:
     sampled: dict[int, int] = field(default_factory=dict)
     # step id -> where that token is, the last of its step
     sampled_at: dict[int, int] = field(default_factory=dict)
-    adapter: str = ""
-    cross_blocks: tuple[int, ...] = ()
-    num_encoder_tokens: int = 0
-    encoder_token_ids: list[int] = field(default_factory=list)
     waited: list[int] = field(default_factory=list)
 
     @property
@@ -53,26 +47,17 @@ def uses_penalties(params: pb.SamplingParams) -> bool:
     return repetition != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
 
 
-def check_range(
-    values: Sequence[int], end: int, reason: pb.StepErrorReason, name: str, start: int = 0
-) -> None:
-    """All of `start` .. `end` - 1. Raises `Refusal`."""
+def check_range(values: Sequence[int], end: int, reason: pb.StepErrorReason, name: str) -> None:
+    """All of 0 .. `end` - 1. Raises `Refusal`."""
     for value in values:
-        if not start <= value < end:
-            raise Refusal(reason, name, f"{value}; allowed are {start} .. {end - 1}")
+        if not 0 <= value < end:
+            raise Refusal(reason, name, f"{value}; allowed are 0 .. {end - 1}")
 
 
 def check_distinct(values: Sequence[int], name: str) -> None:
     """Raises `Refusal` (MALFORMED) if one occurs twice."""
     if len(set(values)) != len(values):
         raise malformed(name, f"{list(values)} are not distinct")
-
-
-def check_table(blocks: Sequence[int], info: pb.ExecutorInfo, name: str) -> None:
-    """Entries of a block table, -1 with a window only. Raises `Refusal`."""
-    start = -1 if info.model.HasField("sliding_window_tokens") else 0
-    reason = pb.STEP_ERROR_REASON_BLOCK_OUT_OF_RANGE
-    check_range(blocks, info.num_device_blocks, reason, name, start)
 
 
 class NewRowsReader:
@@ -90,13 +75,14 @@ class NewRowsReader:
         prompts = self._column(new, "num_prompt_tokens", count)
         seeds = check_length(read_i64(new.seeds, "new_rows.seeds"), count, "new_rows.seeds")
         blocks = read_i32(new.block_ids, "new_rows.block_ids")
-        check_table(blocks, self._info, "new_rows.block_ids")
+        reason = pb.STEP_ERROR_REASON_BLOCK_OUT_OF_RANGE
+        check_range(blocks, self._info.num_device_blocks, reason, "new_rows.block_ids")
         tables = read_groups(new.block_offsets, blocks, count, "new_rows.block_offsets")
         history = read_i32(new.history_token_ids, "new_rows.history_token_ids")
         self._check_tokens(history, "new_rows.history_token_ids")
         histories = read_groups(new.history_offsets, history, count, "new_rows.history_offsets")
-        adapters = self._adapters(new, count)
-        crosses = self._crosses(new, count)
+        if new.adapters or new.cross_block_ids or new.encoder_token_ids:
+            self._need(pb.FEATURE_ADAPTERS, "new_rows")
         rows: dict[int, Row] = {}
         for i, row_id in enumerate(row_ids):
             if not 0 <= indexes[i] < len(new.sampling_params):
@@ -104,18 +90,7 @@ class NewRowsReader:
             params = new.sampling_params[indexes[i]]
             self._check_params(params)
             self._check_history(params, histories[i], prompts[i])
-            cross_blocks, num_encoder_tokens, encoder_token_ids = crosses[i]
-            rows[row_id] = Row(
-                params,
-                seeds[i],
-                prompts[i],
-                tuple(tables[i]),
-                histories[i],
-                adapter=adapters[i],
-                cross_blocks=cross_blocks,
-                num_encoder_tokens=num_encoder_tokens,
-                encoder_token_ids=encoder_token_ids,
-            )
+            rows[row_id] = Row(params, seeds[i], prompts[i], tuple(tables[i]), histories[i])
         return rows
 
     def _ids(self, new: pb.NewRows, taken: Mapping[int, Row]) -> list[int]:
@@ -165,56 +140,6 @@ class NewRowsReader:
         is_due = is_due or has_phrases(params) or params.HasField("grammar")
         if is_due != bool(history) or (is_due and len(history) < num_prompt_tokens):
             raise malformed("new_rows.history_token_ids", f"{len(history)} tokens")
-
-    def _adapters(self, new: pb.NewRows, count: int) -> list[str]:
-        """The adapter of each row, empty for none."""
-        names = list(new.adapters)
-        if names:
-            self._need(pb.FEATURE_ADAPTERS, "new_rows.adapters")
-        if "" in names or len(set(names)) != len(names):
-            raise malformed("new_rows.adapters", f"{names}; allowed are distinct ones, not empty")
-        path = "new_rows.adapter_indexes"
-        indexes = read_i32(new.adapter_indexes, path) or [-1] * count
-        check_length(indexes, count, path)
-        check_range(indexes, len(names), pb.STEP_ERROR_REASON_MALFORMED, path, start=-1)
-        return [names[index] if index >= 0 else "" for index in indexes]
-
-    def _crosses(self, new: pb.NewRows, count: int) -> list[tuple[tuple[int, ...], int, list[int]]]:
-        """Cross blocks, number of encoder tokens and those yet to be encoded, of each row."""
-        lengths = read_i32(new.num_encoder_tokens, "new_rows.num_encoder_tokens") or [0] * count
-        check_length(lengths, count, "new_rows.num_encoder_tokens")
-        blocks = read_i32(new.cross_block_ids, "new_rows.cross_block_ids")
-        tokens = read_i32(new.encoder_token_ids, "new_rows.encoder_token_ids")
-        if blocks or tokens or any(lengths):
-            self._need(pb.FEATURE_CROSS_ATTENTION, "new_rows.cross_block_ids")
-        reason = pb.STEP_ERROR_REASON_BLOCK_OUT_OF_RANGE
-        check_range(blocks, self._info.num_device_blocks, reason, "new_rows.cross_block_ids")
-        self._check_tokens(tokens, "new_rows.encoder_token_ids")
-        none = [0] * (count + 1)
-        tables, encoders = (
-            read_groups(offsets or i32(none), data, count, f"new_rows.{name}")
-            for name, offsets, data in (
-                ("cross_block_offsets", new.cross_block_offsets, blocks),
-                ("encoder_offsets", new.encoder_offsets, tokens),
-            )
-        )
-        rows = zip(tables, lengths, encoders, strict=True)
-        return [self._cross(table, length, encoder) for table, length, encoder in rows]
-
-    def _cross(
-        self, table: list[int], length: int, encoder: list[int]
-    ) -> tuple[tuple[int, ...], int, list[int]]:
-        if length < 0:
-            raise malformed("new_rows.num_encoder_tokens", f"{length}; allowed is >= 0")
-        if table and not length:
-            raise malformed("new_rows.cross_block_offsets", "blocks without encoder tokens")
-        if len(table) * self._info.block_size_tokens < length:
-            reason = pb.STEP_ERROR_REASON_POSITION_OUT_OF_RANGE
-            problem = f"{len(table)} blocks for {length} encoder tokens"
-            raise Refusal(reason, "new_rows.cross_block_offsets", problem)
-        if encoder and len(encoder) != length:
-            raise malformed("new_rows.encoder_offsets", f"{len(encoder)} of {length} tokens")
-        return tuple(table), length, encoder
 
     def _need(self, feature: pb.Feature, name: str) -> None:
         if feature not in self._features:

@@ -1,74 +1,49 @@
-"""The stranger executor itself, against a driver written from the same comments."""
+"""The stranger executor itself: it computes what it is sent, and refuses what is wrong."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import grpc
 import pytest
 
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc as pb_grpc
-from tests.contract.stranger.columns import i32, i64, read_i32
-from tests.contract.stranger.engine import Engine, StepFaults
-from tests.contract.stranger.executor import ExecutorConfig, StrangerExecutor, expected_tokens
+from tests.contract.refusals import CASES, SEVERAL_CASES, UNANNOUNCED_CASES, Case
+from tests.contract.served import (
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_ROWS,
+    NUM_DEVICE_BLOCKS,
+    NUM_HOST_BLOCKS,
+    VOCAB_SIZE,
+)
+from tests.contract.stranger.columns import read_i32
+from tests.contract.stranger.engine import Engine, Faults
+from tests.contract.stranger.executor import (
+    ALL_SAMPLING,
+    SAMPLING_FEATURES,
+    ExecutorConfig,
+    StrangerExecutor,
+)
+from tests.contract.stranger.truth import expected_tokens
+from tests.support.steps.batches import NewRow, Sender, WorkRow
 
 PROMPT = [11, 12, 13, 14, 15, 16]
+LENGTH = len(PROMPT)
 SEED = -5
+ROW = NewRow(0, (5, 3, 4), LENGTH, {"temperature": 0.5}, SEED)
 
 
-class Driver:
-    """Writes the batches of one row with prompt PROMPT."""
-
-    def __init__(self, info: pb.ExecutorInfo) -> None:
-        self.info = info
-        self.scheduler_epoch = 1000
-
-    def batch(self, step_id: int, base: int | None = None) -> pb.ScheduleBatch:
-        return pb.ScheduleBatch(
-            scheduler_epoch=self.scheduler_epoch,
-            executor_epoch=self.info.executor_epoch,
-            step_id=step_id,
-            base_step_id=base,
-        )
-
-    def add_row(self, batch: pb.ScheduleBatch, row_id: int = 0) -> pb.ScheduleBatch:
-        batch.new_rows.CopyFrom(
-            pb.NewRows(
-                row_ids=i32([row_id]),
-                sampling_params_indexes=i32([0]),
-                seeds=i64([SEED]),
-                num_prompt_tokens=i32([len(PROMPT)]),
-                block_offsets=i32([0, 3]),
-                block_ids=i32([5, 3, 4]),
-                history_offsets=i32([0, 0]),
-                sampling_params=[pb.SamplingParams(temperature=0.5)],
-            )
-        )
-        return batch
-
-    def prefill(self, step_id: int = 1, base: int | None = None) -> pb.ScheduleBatch:
-        batch = self.add_row(self.batch(step_id, base))
-        return self.compute(batch, 0, PROMPT)
-
-    def compute(
-        self, batch: pb.ScheduleBatch, position: int, tokens: list[int], row_id: int = 0
-    ) -> pb.ScheduleBatch:
-        batch.work.row_ids = i32([row_id])
-        batch.work.num_computed_tokens = i32([position])
-        batch.work.num_new_tokens = i32([len(tokens)])
-        batch.work.token_ids = i32(tokens)
-        return batch
-
-    def decode(self, step_id: int, position: int, steps_back: int = 1) -> pb.ScheduleBatch:
-        batch = self.batch(step_id, base=step_id - 1)
-        self.compute(batch, position, [0])
-        batch.work.token_ids = b""
-        batch.work.sampled_steps_back = i32([steps_back])
-        return batch
+def make_engine(faults: Faults | None = None, **config: Any) -> tuple[Engine, Sender]:  # noqa: ANN401
+    info = StrangerExecutor(ExecutorConfig(**config))._describe()
+    return Engine(info, faults or Faults()), Sender(1000, info.executor_epoch)
 
 
-def make_engine(faults: StepFaults | None = None, **config: int) -> tuple[Engine, Driver]:
-    described = StrangerExecutor(ExecutorConfig(**config, features=()))._describe()  # type: ignore[arg-type]
-    return Engine(described, faults or StepFaults()), Driver(described)
+def prefill(sender: Sender, drafts: Sequence[int] = ()) -> pb.ScheduleBatch:
+    return sender.batch(1, new=[ROW], work=[WorkRow(0, 0, PROMPT, drafts=drafts)])
+
+
+def decode(sender: Sender, step_id: int, position: int, back: int = 1) -> pb.ScheduleBatch:
+    return sender.batch(step_id, base=step_id - 1, work=[WorkRow(0, position, back=back)])
 
 
 def tokens_of(*results: pb.StepResult) -> list[int]:
@@ -76,168 +51,111 @@ def tokens_of(*results: pb.StepResult) -> list[int]:
 
 
 def truth(n: int) -> list[int]:
-    return expected_tokens(PROMPT, SEED, 0.5, n, 1000)
+    return expected_tokens(PROMPT, SEED, 0.5, n)
 
 
 def test_engine_samples_expected_tokens_when_steps_are_pipelined() -> None:
-    engine, driver = make_engine()
-    results = [engine.handle(driver.prefill())]
-    results += [engine.handle(driver.decode(2 + i, len(PROMPT) + i)) for i in range(4)]
-    assert tokens_of(*results) == truth(5)
-    assert engine.violations == []
-
-
-def test_engine_samples_expected_tokens_when_prompt_is_chunked() -> None:
-    engine, driver = make_engine()
-    first = driver.compute(driver.add_row(driver.batch(1)), 0, PROMPT[:4])
-    first.work.samples = b"\x00"
+    engine, sender = make_engine(max_inflight_steps=5)
+    first = sender.batch(1, new=[ROW], work=[WorkRow(0, 0, PROMPT[:4], samples=False)])
     engine.handle(first)
-    assert tokens_of(engine.handle(driver.compute(driver.batch(2, 1), 4, PROMPT[4:]))) == truth(1)
-
-
-def test_engine_returns_stored_result_when_step_is_repeated() -> None:
-    engine, driver = make_engine()
-    result = engine.handle(driver.prefill())
-    engine.handle(driver.decode(2, len(PROMPT)))
-    assert engine.handle(driver.prefill()) == result
-    assert engine.last_applied == 2
+    second = sender.batch(2, base=1, work=[WorkRow(0, 4, PROMPT[4:])])
+    results = [engine.handle(second)]
+    results += [engine.handle(decode(sender, 3 + i, LENGTH + i)) for i in range(4)]
+    assert tokens_of(*results) == truth(5)
+    # The last results are stored; others have been forgotten.
+    assert engine.handle(second) == results[0]
+    assert engine.violations == []
+    assert engine.handle(first).error.reason == pb.STEP_ERROR_REASON_STALE_STEP
 
 
 def test_engine_needs_snapshot_when_base_is_not_last_applied() -> None:
-    engine, driver = make_engine()
-    assert engine.handle(driver.decode(2, 6)).status == pb.STEP_STATUS_NEED_SNAPSHOT
-    engine.handle(driver.prefill())
-    assert engine.handle(driver.decode(3, 6)).status == pb.STEP_STATUS_NEED_SNAPSHOT
+    engine, sender = make_engine()
+    assert engine.handle(decode(sender, 2, 6)).status == pb.STEP_STATUS_NEED_SNAPSHOT
+    engine.handle(prefill(sender))
+    assert engine.handle(decode(sender, 3, 6)).status == pb.STEP_STATUS_NEED_SNAPSHOT
 
 
-def test_engine_marks_row_when_it_reads_what_was_never_written() -> None:
-    engine, driver = make_engine()
-    batch = driver.compute(driver.add_row(driver.batch(1)), 4, PROMPT[4:])
-    assert list(engine.handle(batch).row_statuses) == [pb.ROW_STATUS_INVALID_LOGITS]
-
-
-def test_engine_marks_row_when_input_was_never_sampled() -> None:
-    engine, driver = make_engine()
-    engine.handle(driver.prefill())
-    result = engine.handle(driver.decode(2, 6, steps_back=2))
-    assert list(result.row_statuses) == [pb.ROW_STATUS_INPUT_UNAVAILABLE]
+def test_engine_marks_row_when_its_input_is_not_there() -> None:
+    engine, sender = make_engine()
+    unwritten = sender.batch(1, new=[ROW], work=[WorkRow(0, 4, PROMPT[4:])])
+    assert list(engine.handle(unwritten).row_statuses) == [pb.ROW_STATUS_INVALID_LOGITS]
+    engine, sender = make_engine()
+    engine.handle(prefill(sender))
+    unsampled = decode(sender, 2, 6, back=2)
+    assert list(engine.handle(unsampled).row_statuses) == [pb.ROW_STATUS_INPUT_UNAVAILABLE]
 
 
 def test_engine_marks_rows_when_step_before_failed() -> None:
-    engine, driver = make_engine(StepFaults(fail_step_at=2))
-    engine.handle(driver.prefill())
-    assert engine.handle(driver.decode(2, 6)).status == pb.STEP_STATUS_FAILED
-    result = engine.handle(driver.compute(driver.batch(3, 2), 6, truth(1)))
+    engine, sender = make_engine(Faults(fail_step_at=2))
+    engine.handle(prefill(sender))
+    assert engine.handle(decode(sender, 2, 6)).status == pb.STEP_STATUS_FAILED
+    result = engine.handle(sender.batch(3, base=2, work=[WorkRow(0, 6, truth(1))]))
     assert list(result.row_statuses) == [pb.ROW_STATUS_INVALID_LOGITS]
     assert engine.violations == []
 
 
-Edit = Callable[[pb.ScheduleBatch, Driver], object]
+@pytest.mark.parametrize("num_right", range(4))
+def test_engine_takes_drafts_as_long_as_they_are_right(num_right: int) -> None:
+    engine, sender = make_engine(features=ALL_SAMPLING)
+    drafts = truth(3)
+    if num_right < 3:
+        drafts[num_right] += 1
+    result = engine.handle(prefill(sender, drafts))
+    assert read_i32(result.sampled_token_ids, "") == truth(num_right + 1)
+    # The latest position that the row can have, as far as a sender without the result knows.
+    after = engine.handle(decode(sender, 2, LENGTH + 3))
+    assert tokens_of(after) == truth(num_right + 2)[-1:]
+    assert engine.violations == []
 
 
-def _set(path: str, value: object) -> Edit:
-    def edit(batch: pb.ScheduleBatch, _: Driver) -> None:
-        *parents, name = path.split(".")
-        message: object = batch
-        for parent in parents:
-            message = getattr(message, parent)
-        setattr(message, name, value)
-
-    return edit
+# All but ranges of sampling params, which no scheduler computes.
+REFUSED = [
+    case
+    for case in [*CASES, *UNANNOUNCED_CASES, *SEVERAL_CASES]
+    if not case.field.startswith("new_rows.sampling_params[")
+]
 
 
-REFUSALS: dict[str, tuple[Edit, pb.StepErrorReason]] = {
-    "wrong_epoch": (_set("executor_epoch", 1), pb.STEP_ERROR_REASON_WRONG_EXECUTOR_EPOCH),
-    "stale_epoch": (_set("scheduler_epoch", 9), pb.STEP_ERROR_REASON_STALE_SCHEDULER_EPOCH),
-    "odd_length": (_set("work.row_ids", b"abc"), pb.STEP_ERROR_REASON_MALFORMED),
-    "no_tokens": (_set("work.token_ids", b""), pb.STEP_ERROR_REASON_MALFORMED),
-    "bad_flag": (_set("work.samples", b"\x02"), pb.STEP_ERROR_REASON_MALFORMED),
-    "unknown_row": (_set("work.row_ids", i32([7])), pb.STEP_ERROR_REASON_ROW_UNKNOWN),
-    "removed_unknown": (_set("removed_row_ids", i32([7])), pb.STEP_ERROR_REASON_ROW_UNKNOWN),
-    "row_exists": (lambda b, d: d.add_row(b, 0), pb.STEP_ERROR_REASON_ROW_EXISTS),
-    "row_limit": (lambda b, d: d.add_row(b, 99), pb.STEP_ERROR_REASON_LIMIT_EXCEEDED),
-    "too_many_tokens": (
-        lambda b, d: d.compute(b, 6, [1] * 300),
-        pb.STEP_ERROR_REASON_LIMIT_EXCEEDED,
-    ),
-    "vocabulary": (
-        _set("work.token_ids", i32([1000])),
-        pb.STEP_ERROR_REASON_TOKEN_OUT_OF_RANGE,
-    ),
-    "position": (
-        _set("work.num_computed_tokens", i32([12])),
-        pb.STEP_ERROR_REASON_POSITION_OUT_OF_RANGE,
-    ),
-    "table_start": (
-        lambda b, _: b.table_writes.CopyFrom(
-            pb.TableWrites(
-                row_ids=i32([0]),
-                start_indexes=i32([4]),
-                block_offsets=i32([0, 1]),
-                block_ids=i32([1]),
-            )
-        ),
-        pb.STEP_ERROR_REASON_POSITION_OUT_OF_RANGE,
-    ),
-    "no_host_pool": (
-        lambda b, _: b.swap_out.CopyFrom(
-            pb.BlockMoves(source_block_ids=i32([0]), destination_block_ids=i32([0]))
-        ),
-        pb.STEP_ERROR_REASON_BLOCK_OUT_OF_RANGE,
-    ),
-    "copy_overlap": (
-        lambda b, _: b.copy.CopyFrom(
-            pb.BlockMoves(source_block_ids=i32([0, 1]), destination_block_ids=i32([1, 2]))
-        ),
-        pb.STEP_ERROR_REASON_BLOCK_OVERLAP,
-    ),
-    "same_destination": (
-        lambda b, _: b.copy.CopyFrom(
-            pb.BlockMoves(source_block_ids=i32([0, 1]), destination_block_ids=i32([2, 2]))
-        ),
-        pb.STEP_ERROR_REASON_BLOCK_OVERLAP,
-    ),
-    "feature": (
-        lambda b, d: (
-            d.add_row(b, 1).new_rows.sampling_params[0].MergeFrom(pb.SamplingParams(num_logprobs=1))
-        ),
-        pb.STEP_ERROR_REASON_FEATURE_UNSUPPORTED,
-    ),
-}
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
+def test_engine_changes_nothing_when_batch_is_refused(case: Case) -> None:
+    engine, sender = make_engine(
+        vocab_size=VOCAB_SIZE,
+        num_device_blocks=NUM_DEVICE_BLOCKS,
+        num_host_blocks=NUM_HOST_BLOCKS,
+        max_num_rows=MAX_NUM_ROWS,
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+        features=ALL_SAMPLING if case in SEVERAL_CASES else SAMPLING_FEATURES,
+    )
+    new = [NewRow(0, (0, 1, 2), LENGTH), NewRow(1, (10,))]
+    work = [WorkRow(0, 0, PROMPT), WorkRow(1, 0, [8])]
+    assert engine.handle(sender.batch(1, new=new, work=work)).status == pb.STEP_STATUS_OK
+    assert engine.handle(case.make(sender)).status == pb.STEP_STATUS_REFUSED
+    assert len(engine.violations) == 1
+    result = engine.handle(decode(sender, 2, LENGTH))
+    assert (result.status, result.row_statuses) == (pb.STEP_STATUS_OK, b"")
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_engine_changes_nothing_when_batch_is_refused(name: str) -> None:
-    edit, reason = REFUSALS[name]
-    engine, driver = make_engine()
-    first = engine.handle(driver.prefill())
-    bad = driver.compute(driver.batch(2, 1), 6, truth(1))
-    edit(bad, driver)
-    assert engine.handle(bad).error.reason == reason
-    second = engine.handle(driver.decode(2, 6))
-    assert tokens_of(first, second) == truth(2)
+@pytest.mark.parametrize(("name", "epoch"), [("executor_epoch", 1), ("scheduler_epoch", 9)])
+def test_engine_refuses_when_an_epoch_is_not_its_own(name: str, epoch: int) -> None:
+    engine, sender = make_engine()
+    engine.handle(prefill(sender))
+    batch = decode(sender, 2, 6)
+    setattr(batch, name, epoch)
+    assert engine.handle(batch).error.field == name
 
 
-def test_engine_refuses_repeat_when_result_is_no_longer_stored() -> None:
-    engine, driver = make_engine(max_inflight_steps=1)
-    engine.handle(driver.prefill())
-    engine.handle(driver.decode(2, 6))
-    result = engine.handle(driver.prefill())
-    assert result.error.reason == pb.STEP_ERROR_REASON_STALE_STEP
-
-
-async def test_executor_ends_stream_with_aborted_when_newer_stream_sends() -> None:
+async def test_executor_aborts_a_stream_when_a_newer_one_sends() -> None:
     executor = StrangerExecutor()
     await executor.start()
-    driver = Driver(executor.info)
+    sender = Sender(1000, executor.info.executor_epoch)
     try:
         async with grpc.aio.insecure_channel(executor.info.address) as channel:
             stub = pb_grpc.ExecutorServiceStub(channel)
             older = stub.Execute()
-            await older.write(driver.prefill())
+            await older.write(prefill(sender))
             first = await older.read()
             newer = stub.Execute()
-            await newer.write(driver.decode(2, 6))
+            await newer.write(decode(sender, 2, 6))
             second = await newer.read()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await older.read()

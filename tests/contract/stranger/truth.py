@@ -7,6 +7,7 @@ from tests.contract.stranger.columns import as_f32
 
 MASK = 2**64 - 1
 CHAIN_START = 0x51ED270B0F4A5C11
+VOCAB_SIZE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,48 +38,19 @@ def sample(chain: int, seed: int, temperature: float, position: int, vocab_size:
     return mix(_scramble(chain ^ randomness), 7, position) % vocab_size
 
 
-def adapter_start(adapter: str) -> int:
-    """The chain before the first token, without an encoder."""
-    chain = CHAIN_START
-    for index, letter in enumerate(adapter.encode()):
-        chain = mix(chain, letter, -1 - index)
-    return chain
-
-
-def encoder_start(adapter: str) -> int:
-    """The chain before the first encoder token."""
-    return _scramble(adapter_start(adapter))
-
-
-def row_start(adapter: str, encoder: int | None) -> int:
-    """The chain before the first token; `encoder`: the chain at the last encoder token, if any."""
-    start = adapter_start(adapter)
-    return start if encoder is None else mix(start, encoder, 0)
-
-
-def start_of(adapter: str = "", encoder: Sequence[int] = ()) -> int:
-    """The chain before the first token of a row with these encoder tokens."""
-    return row_start(adapter, chain_of(encoder, encoder_start(adapter)) if encoder else None)
-
-
-def chain_of(token_ids: Sequence[int], start: int = CHAIN_START) -> int:
+def chain_of(token_ids: Sequence[int]) -> int:
     """The chain at the last of `token_ids`."""
-    chain = start
+    chain = CHAIN_START
     for position, token_id in enumerate(token_ids):
         chain = mix(chain, token_id, position)
     return chain
 
 
 def expected_tokens(
-    prompt: Sequence[int],
-    seed: int,
-    temperature: float,
-    n: int,
-    vocab_size: int,
-    start: int = CHAIN_START,
+    prompt: Sequence[int], seed: int, temperature: float, n: int, vocab_size: int = VOCAB_SIZE
 ) -> list[int]:
-    """The `n` tokens that a correct scheduler streams for `prompt`; `start`: see `start_of`."""
-    chain = chain_of(prompt, start)
+    """The `n` tokens that a correct scheduler streams for `prompt`."""
+    chain = chain_of(prompt)
     output: list[int] = []
     for position in range(len(prompt), len(prompt) + n):
         output.append(sample(chain, seed, temperature, position, vocab_size))
@@ -96,11 +68,9 @@ def score(chain: int, token_id: int, num_top: int, vocab_size: int) -> Score:
     return Score(token_id, as_f32(-1.0 - draw % 1000 / 64), 1 + draw % vocab_size, top)
 
 
-def expected_scores(
-    token_ids: Sequence[int], first: int, num_top: int, vocab_size: int
-) -> list[Score]:
+def expected_scores(token_ids: Sequence[int], first: int, num_top: int) -> list[Score]:
     """The scores of `token_ids[first:]`, each given all tokens before it."""
     return [
-        score(chain_of(token_ids[:position]), token_ids[position], num_top, vocab_size)
+        score(chain_of(token_ids[:position]), token_ids[position], num_top, VOCAB_SIZE)
         for position in range(first, len(token_ids))
     ]

@@ -13,7 +13,7 @@ import sys
 import time
 
 from tests.simulation.golden.fleets import FAMILIES, fleets
-from tests.simulation.golden.recordings import compare_one, record_one, write
+from tests.simulation.golden.meaning import compare_one, record_one, write
 
 
 def main() -> int:

@@ -13,11 +13,12 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 
 from splitserve_client import Finish, Tokens
 from tests.simulation.client_process import Outcome
 from tests.simulation.faults import World
-from tests.simulation.golden.fleets import NUM_VARIANTS, Fleet
+from tests.simulation.golden.fleets import NUM_VARIANTS, Fleet, fleets
 from tests.simulation.history import run_history
 
 # A range is wider than what was seen: by so many places on each side, and by more for a class of
@@ -28,6 +29,7 @@ _MARGIN_OF_SEVERAL_EXECUTORS = 1.0
 # Requests more or fewer that find the queue full, by whether others have begun a step sooner.
 _MARGIN_OF_REFUSED = 2.0
 _QUEUE_FULL = "refused: QUEUE_FULL"
+_FOLDER = Path(__file__).parent / "recorded"
 
 Range = tuple[float, float]
 
@@ -247,3 +249,47 @@ def _ranges(
 def _mean(values: Iterable[float]) -> float:
     several = list(values)
     return sum(several) / len(several) if several else -1.0
+
+
+# -- files: one for each family, one line for each fleet -------------------------------------------
+
+
+def path_of(family: str) -> Path:
+    """The file of a family."""
+    return _FOLDER / f"{family}.jsonl"
+
+
+def read(family: str) -> dict[str, Meaning]:
+    """The recorded meanings of a family, by the name of the fleet."""
+    meanings = map(Meaning.decode, path_of(family).read_text().splitlines())
+    return {meaning.fleet: meaning for meaning in meanings}
+
+
+def write(family: str, meanings: Iterable[Meaning]) -> None:
+    """Writes the file of a family."""
+    path_of(family).parent.mkdir(exist_ok=True)
+    path_of(family).write_text("".join(f"{meaning.encode()}\n" for meaning in meanings))
+
+
+def compare(family: str, numbers: slice = slice(None)) -> list[str]:
+    """Runs fleets of a family, and tells what is otherwise than recorded."""
+    recorded = read(family)
+    found: list[str] = []
+    for fleet in fleets(family)[numbers]:
+        if fleet.name not in recorded:
+            found.append(f"{fleet.name} is not recorded")
+        else:
+            found += differences(recorded[fleet.name], run(fleet))
+    return found
+
+
+def compare_one(task: tuple[str, int]) -> list[str]:
+    """Compares one fleet, given by its family and its number there."""
+    family, number = task
+    return compare(family, slice(number, number + 1))
+
+
+def record_one(task: tuple[str, int]) -> Meaning:
+    """Runs one fleet for its record, given by its family and its number there."""
+    family, number = task
+    return record(fleets(family)[number])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.golden.fleets import FAMILIES, fleets
-from tests.simulation.golden.recordings import compare, read
+from tests.simulation.golden.meaning import compare, read
 
 # Fleets that one case runs.
 _NUM_TOGETHER = 5
