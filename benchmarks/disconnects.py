@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.report import emit
 from tests.support.processes.gateway import running_gateway, text_executor
-from tests.support.processes.rude_clients import Leftovers, leave_often, wait_for_nothing
+from tests.support.processes.http_clients import Leftovers, leave_often, wait_for_nothing
 
 
 async def leave(num_clients: int, width: int, seed: int) -> None:

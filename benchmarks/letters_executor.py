@@ -28,7 +28,7 @@ from executor_service.steps.step import (
 )
 from splitserve_rpc.access import NOBODY, Access, ClusterIdentity
 from splitserve_rpc.server import ServerSecurity
-from tests.support.fakes.executor_server import start_executor
+from tests.support.fakes.fake_executor import start_executor
 from tests.support.security.cluster import Certificates
 
 MODEL = "letters"

@@ -25,7 +25,7 @@ from scheduler_service.scheduler.values.plan import StepOutcome, StepPlan, StepS
 from scheduler_service.scheduler.values.request import Request
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.step_codec import encode_plan
-from tests.support.core.engine_with_queue import EngineWithQueue
+from tests.support.core.driver import EngineWithQueue
 
 BLOCK_SIZE = 16
 CONTEXT = 1000

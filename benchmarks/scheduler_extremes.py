@@ -24,7 +24,7 @@ from scheduler_service.scheduler.values.config import BatchPolicyName, Feature, 
 from scheduler_service.scheduler.values.plan import StepOutcome, StepPlan, StepStatus
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from tests.support.core.engine_with_queue import EngineWithQueue
+from tests.support.core.driver import EngineWithQueue
 
 BLOCK_SIZE = 16
 NUM_DECODES = 256

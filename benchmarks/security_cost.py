@@ -38,7 +38,7 @@ from splitserve_rpc.access import NOBODY, ClusterIdentity, Role
 from splitserve_rpc.addresses import claim_address
 from splitserve_rpc.server import channel_options
 from tests.support.security.cluster import Certificates
-from tests.support.security.key_file import KeyFile
+from tests.support.security.credentials import KeyFile
 
 _NUM_WARM_UPS = 20
 _KINDS = ("plain", "secured")

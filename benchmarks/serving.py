@@ -34,7 +34,7 @@ from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_client import AsyncClient, Finish, SamplingParams, SchedulingParams, SplitserveError
 from splitserve_options import options
 from splitserve_rpc.grpc_threads import with_fewer_threads
-from tests.support.core.engine_with_queue import EngineWithQueue
+from tests.support.core.driver import EngineWithQueue
 
 Prompts = list[list[int]]
 START_TIMEOUT_S = 600.0

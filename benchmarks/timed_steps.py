@@ -23,7 +23,7 @@ from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.step_codec import encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_kernels.cpu.library import STEP_PARTS, load_library
-from tests.support.core.engine_with_queue import EngineWithQueue
+from tests.support.core.driver import EngineWithQueue
 
 _TOKEN_ID = 5
 _NUM_WARM_UPS = 2

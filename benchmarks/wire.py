@@ -26,7 +26,7 @@ from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc.server import channel_options
-from tests.support.core.engine_with_queue import EngineWithQueue
+from tests.support.core.driver import EngineWithQueue
 
 BLOCK_SIZE = 16
 PROMPT_LEN = 127 * BLOCK_SIZE

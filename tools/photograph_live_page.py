@@ -16,8 +16,8 @@ from pathlib import Path
 from playwright.async_api import Page, expect
 
 from tests.support.processes.live_page import browser
-from tests.support.processes.loaded_stack import loaded_stack
 from tests.support.processes.patience import PATIENCE_S
+from tests.support.processes.processes import loaded_stack
 
 # So many steps that the picture is full of them.
 _MANY_STEPS = re.compile(r"[\d,]{3,} steps")

@@ -25,8 +25,8 @@ from splitserve_client import (
 )
 from splitserve_rpc.errors import failure_of
 from tests.support.processes.patience import PATIENCE_S
+from tests.support.security.cluster import refusal_of_batch
 from tests.support.security.secured_stack import SecuredStack
-from tests.support.security.sent_batch import refusal_of_batch
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -20,7 +20,7 @@ from splitserve_gateway.app import build_app
 from splitserve_gateway.config import GatewayConfig
 from splitserve_rpc.errors import failure_of
 from tests.support.processes.patience import PATIENCE_S
-from tests.support.security.everything import METHODS
+from tests.support.security.cluster import ALL_METHODS
 from tests.support.security.secured_stack import CALLERS, SecuredStack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -95,7 +95,7 @@ async def outcome(stack: SecuredStack, caller: str, address: str, method: str) -
 
 
 async def outcomes(stack: SecuredStack, address: str) -> dict[tuple[str, str], str]:
-    cells = [(method, caller) for method in METHODS for caller in CALLERS]
+    cells = [(method, caller) for method in ALL_METHODS for caller in CALLERS]
     said = await asyncio.gather(
         *(outcome(stack, caller, address, method) for method, caller in cells)
     )
@@ -105,7 +105,7 @@ async def outcomes(stack: SecuredStack, address: str) -> dict[tuple[str, str], s
 async def test_clients_reach_what_their_credential_is_for(stack: SecuredStack) -> None:
     assert await outcomes(stack, stack.clients) == {
         (method, caller): expected_at_clients(method, caller)
-        for method in METHODS
+        for method in ALL_METHODS
         for caller in CALLERS
     }
 
@@ -120,7 +120,7 @@ async def test_processes_reach_what_their_certificate_is_for(
     }[name]
     assert await outcomes(stack, address) == {
         (method, caller): expected_with_certificates(method, caller, services)
-        for method in METHODS
+        for method in ALL_METHODS
         for caller in CALLERS
     }
     assert stack.processes.are_alive()

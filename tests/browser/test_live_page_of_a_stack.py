@@ -13,8 +13,8 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, ViewportSize, expect
 
 from tests.support.processes.live_page import browser
-from tests.support.processes.loaded_stack import LoadedStack, loaded_stack
 from tests.support.processes.patience import PATIENCE_S
+from tests.support.processes.processes import LoadedStack, loaded_stack
 
 WIDTHS: tuple[ViewportSize, ...] = ({"width": 1360, "height": 900}, {"width": 375, "height": 812})
 

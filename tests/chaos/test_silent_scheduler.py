@@ -20,14 +20,15 @@ from executor_service.service.registration import ranked
 from splitserve_client import AsyncClient, SamplingParams, Tokens
 from splitserve_rpc.server import KEEPALIVE_S
 from tests.contract.stranger.process import poll
-from tests.support.fakes.fake_truth import expected_completions
+from tests.support.chaos import dark_scheduler
+from tests.support.chaos.dark_connection import can_drop
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.models.tiny_tokenizers import byte_level
 from tests.support.processes import light_executor
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.gate import GATE, GATED_SCHEDULER, Gate
-from tests.support.processes.gateway_process import gateway_process
 from tests.support.processes.patience import PATIENT
-from tests.support.processes.processes import Processes, light_processes
+from tests.support.processes.processes import Processes, gateway_process, light_processes
 
 # Generous for busy machines.
 pytestmark = pytest.mark.timeout(1800)
@@ -35,6 +36,8 @@ pytestmark = pytest.mark.timeout(1800)
 # Tokens that arrive until the scheduler is stopped; those under way arrive within LATE_S.
 HELD_AT = 40
 LATE_S = 1.0
+# Limit until requests are served when another scheduler is named for a stopped one: 62 s once.
+MOST_REFUSED_S = 20.0
 PARAMS = SamplingParams(seed=5, max_tokens=200, ignore_eos=True)
 PROMPT = [5, 6, 7]
 TRUTH = list(expected_completions(PROMPT, PARAMS)[0].token_ids)
@@ -159,3 +162,40 @@ async def test_stream_and_executors_move_when_their_scheduler_is_stopped(
     first_s = next(at_s for at_s in times_s if at_s > stopped_s + LATE_S)
     assert first_s - stopped_s <= MAX_PAUSE_S
     await wait_at(other, set().union(*peers.executors.values()))
+
+
+async def test_requests_are_served_soon_when_another_scheduler_is_named(
+    tmp_path: Path,
+) -> None:
+    named = tmp_path / "schedulers"
+    with light_processes(tmp_path / "one") as one, light_processes(tmp_path / "two") as two:
+        named.write_text(one.address)
+        for scheduler in (one, two):
+            scheduler.start_scheduler("--reconnect-timeout-s", "0.2", *GATED_SCHEDULER)
+        for _ in range(2):
+            one.start_executor(f"--scheduler=file:{named}")
+        await one.wait_until(lambda executors: len(executors) == 2)
+        async with gateway_process(f"file:{named}") as gateway:
+            await gateway.wait_ready()
+
+            async def ask() -> tuple[bool, int]:
+                body = {"model": "light", "prompt": PROMPT, "max_tokens": 3}
+                answer = await gateway.http.post("/v1/completions", json=body)
+                return answer.status_code == 200, answer.status_code
+
+            await gateway.wait_models({"light"})
+            assert one.scheduler is not None
+            one.scheduler.send_signal(signal.SIGSTOP)
+            stopped_s = time.monotonic()
+            named.write_text(two.address)
+            await poll(ask)
+            assert time.monotonic() - stopped_s <= MOST_REFUSED_S
+
+
+async def test_streams_continue_when_the_network_drops_all_of_a_scheduler(
+    tmp_path: Path,
+) -> None:
+    if not await asyncio.to_thread(can_drop):
+        pytest.skip("this machine allows no network namespaces, or has neither iptables nor nft")
+    took_s = await asyncio.to_thread(dark_scheduler.measure, tmp_path)
+    assert max(took_s.values()) <= KEEPALIVE_S + 2.0, took_s

@@ -22,7 +22,7 @@ from tests.contract.served import (
     make_fake_backend,
     make_info,
 )
-from tests.support.fakes.executor_server import serve_executor
+from tests.support.fakes.fake_executor import serve_executor
 from tests.support.fakes.fake_runner import FakeRunner
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from executor_service.steps.executor_info import (
 from executor_service.steps.step import PendingStep, RowStatus, Runner, StepInput
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
-from tests.support.fakes.executor_server import ExecutorServer
-from tests.support.fakes.fake_runner import FakeRunner, StepFault, expected_tokens
-from tests.support.fakes.slow_compiler import SlowCompiler
+from tests.support.fakes.fake_executor import ExecutorServer
+from tests.support.fakes.fake_runner import FakeRunner, SlowCompiler, StepFault, expected_tokens
 from tests.support.steps.batches import NewRow, Sender, WorkRow, tokens_of
 
 EXECUTOR_EPOCH = 1000

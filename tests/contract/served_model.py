@@ -24,7 +24,7 @@ from tests.contract.served import (
 )
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.models import tiny_models
-from tests.support.models.hugging_face import load_reference
+from tests.support.models.model_pair import load_reference
 
 
 @dataclass(frozen=True, slots=True)

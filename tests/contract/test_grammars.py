@@ -1,6 +1,6 @@
 """Rows with grammars: what is written and told while one is compiled, and who pays for a bad one.
 
-Over the fake, whose grammars are of token ids (`fake_grammar`) and whose first row for each has to
+Over the fake, whose grammars are of token ids (`fake_model`) and whose first row for each has to
 ask again.
 """
 

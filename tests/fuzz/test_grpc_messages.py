@@ -23,8 +23,7 @@ from tests.fuzz.running import Running, fuzzing, running
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
-from tests.support.security.bearer import bearer
-from tests.support.security.key_ring import KeyRing
+from tests.support.security.credentials import KeyRing, bearer
 
 _PACKAGE = "/splitserve.scheduler.v1"
 _CLIENTS = f"{_PACKAGE}.SchedulerService"

@@ -23,7 +23,7 @@ from tests.support.processes.gateway import (
     running_gateway,
     text_executor,
 )
-from tests.support.processes.rude_clients import Leftovers, wait_for_nothing
+from tests.support.processes.http_clients import Leftovers, wait_for_nothing
 
 SCHEMAS: dict[str, Any] = {
     "/v1/chat/completions": ChatRequest,

@@ -11,9 +11,9 @@ import pytest
 from executor_service.steps.executor_info import SAMPLING_FEATURES, ExecutorLimits, Feature
 from executor_service.steps.step import StepInput
 from splitserve_client import BeamSearch, SamplingParams, SchedulingParams
-from tests.support.fakes.fake_chain import expected_tokens
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor
-from tests.support.fakes.fake_truth import VOCAB_SIZE, expected_completions
+from tests.support.fakes.fake_model import VOCAB_SIZE, expected_tokens
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
 
 PROMPT = [4, 8, 15, 16, 23, 42]

@@ -25,8 +25,7 @@ from splitserve.scheduler.v1 import scheduler_pb2 as api
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.scheduler_in_process import scheduler_in_process
-from tests.support.security.bearer import bearer
-from tests.support.security.key_ring import KeyRing
+from tests.support.security.credentials import KeyRing, bearer
 
 PROMPT = [31, 41, 59, 26]
 

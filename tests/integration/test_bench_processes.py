@@ -17,11 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.bench.http_server import AnsweringServer, answering_server
+from tests.support.bench.targets import AnsweringServer, answering_server
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch, fake_service
-from tests.support.processes.forked import run_process
-from tests.support.processes.interrupts import children_take_sigint
+from tests.support.processes.forked import children_take_sigint, run_process
 from tests.support.processes.patience import PATIENCE_S
 
 NUM_PROCESSES = 3

@@ -21,10 +21,8 @@ from splitserve_rpc.errors import RpcFailure, failure_of
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch
-from tests.support.processes.local_call import LocalCall
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
-from tests.support.security.bearer import bearer
-from tests.support.security.key_ring import KeyRing
+from tests.support.security.credentials import KeyRing, LocalCall, bearer
 
 NO_SUCH_MODEL = "somebody-else's-*"
 PROMPT = [3, 4, 5]

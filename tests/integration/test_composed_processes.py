@@ -17,10 +17,10 @@ import httpx2
 import pytest
 
 from tests.support.processes.addresses import reserve_address
-from tests.support.processes.gateway_process import wait_ready
 from tests.support.processes.patience import PATIENCE_S
-from tests.support.security.bearer import bearer
-from tests.support.security.composed import ROOT, environment, set_up
+from tests.support.processes.processes import wait_ready
+from tests.support.security.cluster import ROOT, compose_environment, run_compose_setup
+from tests.support.security.credentials import bearer
 
 ADDRESSES = ("SPLITSERVE_CLUSTER_LISTEN", "SPLITSERVE_LISTEN", "SPLITSERVE_HTTP")
 BODY = {"model": "", "prompt": "Once", "max_tokens": 4}
@@ -77,7 +77,7 @@ class Composed:
 @pytest.fixture(scope="module")
 def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
     folder = tmp_path_factory.mktemp("splitserve")
-    set_up(folder)
+    run_compose_setup(folder)
     clients, cluster, executor, http, live = (
         reserve_address().rpartition(":")[2] for _ in range(5)
     )
@@ -104,7 +104,7 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
     inherited |= {"OMP_NUM_THREADS": "1"}
     environs = {
         service: inherited
-        | environment(service, folder)
+        | compose_environment(service, folder)
         | {f"SPLITSERVE_{name}": value for name, value in values.items()}
         for service, values in ours.items()
     }

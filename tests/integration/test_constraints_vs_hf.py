@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.core.observed_engine import ObservedEngine, make_request
-from tests.support.models.model_pair import ModelPair
+from tests.support.models.model_pair import ModelPair, ObservedEngine, make_request
 
 NUM_OUTPUT_TOKENS = 12
 PROMPT_LEN = 9

@@ -19,9 +19,8 @@ from splitserve_keys.key_file import ApiKey
 from splitserve_rpc.errors import failure_of
 from tests.contract.stranger.process import poll
 from tests.support.processes.processes import START_TIMEOUT_S, processes
-from tests.support.security.bearer import bearer
+from tests.support.security.credentials import KeyFile, bearer
 from tests.support.security.issuer import AUDIENCE, Issuer, ec_key, http_server
-from tests.support.security.key_file import KeyFile
 
 UNKNOWN = "CALLER_UNKNOWN"
 

@@ -18,8 +18,7 @@ from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from scheduler_service.scheduler.values.config import PreemptionMode
 from scheduler_service.scheduler.values.plan import StepEvents
 from splitserve_kernels.cpu.library import NativeLibrary
-from tests.support.core.observed_engine import ObservedEngine, make_request
-from tests.support.models.model_pair import ModelPair
+from tests.support.models.model_pair import ModelPair, ObservedEngine, make_request
 from tests.support.models.tiny_models import make_tiny_model
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from splitserve_client import (
     SplitserveError,
 )
 from splitserve_rpc.errors import failure_of
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor
-from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
 from tests.support.processes.forked import run_process

@@ -11,8 +11,8 @@ import pytest
 from executor_service.service.encode_answer import encode_info
 from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
 from splitserve_client import AsyncClient, Choices, Generation, InvalidRequest, SamplingParams
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor
-from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.fake_service import DIGEST, FakeService, StepWatch, fake_service
 from tests.support.processes.patience import PATIENT
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process

@@ -18,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitserve.executor.v1 import executor_pb2_grpc
-from tests.support.fakes.fake_registry import FakeRegistry, fake_registry
+from tests.support.fakes.running_schedulers import FakeRegistry, fake_registry
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.support.processes.forked import ROOT, SOURCE_ROOTS, run_process
 from tests.support.processes.patience import PATIENCE_S

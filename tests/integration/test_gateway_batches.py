@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from splitserve_client import SamplingParams
-from tests.support.fakes.fake_truth import expected_completions
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.gateway import (
     RunningGateway,

@@ -22,13 +22,11 @@ from splitserve_gateway.sharing.turns import FairSemaphore
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import RunningServer, ServerSecurity
 from tests.contract.stranger.process import poll
-from tests.support.fakes.fake_generation import VOCAB_SIZE
-from tests.support.fakes.fake_scheduler import FakeScheduler, start
+from tests.support.fakes.fake_scheduler import VOCAB_SIZE, FakeScheduler, start
 from tests.support.models import tiny_tokenizers
 from tests.support.processes.gateway import serving, until, url_of
 from tests.support.processes.patience import PATIENCE_S
-from tests.support.security.bearer import bearer
-from tests.support.security.callers import OneKey
+from tests.support.security.credentials import OneKey, bearer
 
 
 def key(tenant: str, *scopes: str, may_use_model: bool = True) -> scheduler_pb2.IdentifyResponse:

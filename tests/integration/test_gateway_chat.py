@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
 from splitserve_client import SamplingParams
-from tests.support.fakes.fake_truth import expected_completions
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

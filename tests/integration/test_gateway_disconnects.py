@@ -25,8 +25,8 @@ from tests.support.processes.gateway import (
     text_executor,
     watched_gateway,
 )
+from tests.support.processes.http_clients import Leftovers, leave_often, wait_for_nothing
 from tests.support.processes.patience import PATIENCE_S
-from tests.support.processes.rude_clients import Leftovers, leave_often, wait_for_nothing
 from tests.support.security.cluster import Certificates
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -20,8 +20,8 @@ from splitserve_rpc.files import FilesUnusable
 from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.gateway import serving, trusting, url_of
-from tests.support.processes.gateway_process import gateway_process, start_gateway
 from tests.support.processes.patience import PATIENCE_S
+from tests.support.processes.processes import gateway_process, start_gateway
 from tests.support.security.cluster import Certificates
 
 LIVE = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"

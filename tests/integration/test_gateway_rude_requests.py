@@ -25,7 +25,7 @@ from tests.support.processes.gateway import (
     running_gateway,
     text_executor,
 )
-from tests.support.processes.rude_clients import Leftovers, wait_for_nothing
+from tests.support.processes.http_clients import Leftovers, wait_for_nothing
 
 PATH = "/v1/completions"
 COMPLETION = {"prompt": "one two", "max_tokens": 3, "seed": 1}

@@ -19,7 +19,7 @@ from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.gateway import serving, text_executor, url_of
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import scheduler_in_process
-from tests.support.security.key_ring import KeyRing
+from tests.support.security.credentials import KeyRing
 
 COMPLETION: dict[str, Any] = {"prompt": "one two", "max_tokens": 6, "seed": 1}
 

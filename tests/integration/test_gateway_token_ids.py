@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from splitserve_client import AsyncClient, Prompt, SamplingParams, TokenizerUnavailable
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor
-from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.gateway import RunningGateway, running_gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

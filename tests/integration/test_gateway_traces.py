@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.gateway_process import GatewayProcess, gateway_process
-from tests.support.processes.mortal_scheduler import MortalScheduler, mortal_scheduler
+from tests.support.processes.gateway import MortalScheduler, mortal_scheduler
+from tests.support.processes.processes import GatewayProcess, gateway_process
 from tests.support.processes.trace_collector import TraceCollector, trace_collector
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"

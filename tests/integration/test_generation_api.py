@@ -25,8 +25,8 @@ from splitserve_client import (
     collect_generation,
 )
 from splitserve_client.codec import encode_sampling_params
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor
-from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -23,8 +23,8 @@ from splitserve_client import (
 )
 from splitserve_client.errors import error_of_failure
 from splitserve_rpc.errors import failure_of
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor
-from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

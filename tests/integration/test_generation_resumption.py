@@ -21,8 +21,8 @@ from splitserve_client import (
     Tokens,
     collect_generation,
 )
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor
-from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.cut_proxy import CutProxy, cut_proxy
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
 

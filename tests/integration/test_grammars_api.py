@@ -16,9 +16,9 @@ from splitserve_client import (
     RequestFailed,
     SamplingParams,
 )
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor
-from tests.support.fakes.fake_truth import expected_completions
-from tests.support.fakes.slow_compiler import SlowCompiler
+from tests.support.fakes.fake_runner import SlowCompiler
 from tests.support.processes.fake_service import StepWatch, fake_service
 
 EOS = 1

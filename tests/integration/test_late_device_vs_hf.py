@@ -26,12 +26,11 @@ from scheduler_service.scheduler.values.request import Request
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.support.core.engine_with_queue import EngineWithQueue
+from tests.support.core.driver import EngineWithQueue
 from tests.support.core.in_process import InProcessEngine, executor_info, output_token_ids
 from tests.support.devices.late_device import LateStreams, late_runner
-from tests.support.devices.recorded_ops import RecordedOps, static_model
-from tests.support.devices.static_draw import SortingDraw
-from tests.support.models.hugging_face import generate_greedily, load_reference
+from tests.support.devices.recorded_ops import RecordedOps, SortingDraw, static_model
+from tests.support.models.model_pair import generate_greedily, load_reference
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.support.processes.patience import PATIENCE_S
 

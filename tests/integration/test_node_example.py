@@ -12,7 +12,7 @@ import pytest
 from splitserve_client import Client, SamplingParams
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_scheduler import Cut
-from tests.support.fakes.scheduler_thread import FakeServer
+from tests.support.fakes.running_schedulers import FakeServer
 from tests.support.processes.patience import PATIENCE_S, PATIENT
 
 FOLDER = Path(__file__).resolve().parents[2] / "clients" / "examples" / "node"

@@ -19,10 +19,9 @@ from splitserve_client import AsyncClient, SamplingParams, SplitserveError
 from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.process_log import CONTINUED
 from tests.support.processes.addresses import reserve_address
-from tests.support.processes.gateway_process import wait_ready
 from tests.support.processes.patience import PATIENCE_S, PATIENT
-from tests.support.processes.processes import Processes, processes
-from tests.support.security.bearer import bearer
+from tests.support.processes.processes import Processes, processes, wait_ready
+from tests.support.security.credentials import bearer
 
 SECRET = "canary"
 # Each kind of content has a canary of its own, so that a failure names the way out.

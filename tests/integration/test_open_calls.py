@@ -22,11 +22,9 @@ from splitserve.scheduler.v1 import scheduler_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.errors import failure_of
 from tests.support.fakes.fake_executor import FakeExecutor
-from tests.support.processes.local_call import LocalCall
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
-from tests.support.security.bearer import bearer
-from tests.support.security.key_ring import KeyRing
+from tests.support.security.credentials import KeyRing, LocalCall, bearer
 
 NUM_BYTES = 200_000
 MAX_PIECE_BYTES = 64 * 1024

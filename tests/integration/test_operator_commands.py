@@ -23,7 +23,7 @@ from tests.support.processes.forked import run_process
 from tests.support.processes.gateway import running_gateway, text_executor
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import scheduler_in_process
-from tests.support.security.key_ring import KeyRing
+from tests.support.security.credentials import KeyRing
 
 
 async def doctor(*options: str) -> tuple[int, dict[str, dict[str, Any]]]:

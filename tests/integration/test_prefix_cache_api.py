@@ -9,8 +9,8 @@ import pytest_asyncio
 
 from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
 from splitserve_client import Generation, SamplingParams, SchedulingParams
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor
-from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.fake_service import FakeService, fake_service
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -9,9 +9,8 @@ from itertools import cycle
 import pytest
 
 from scheduler_service.scheduler.values.config import BatchPolicyName, PreemptionMode
-from tests.support.core.observed_engine import ObservedEngine, make_request
 from tests.support.covering import covering
-from tests.support.models.model_pair import ModelPair
+from tests.support.models.model_pair import ModelPair, ObservedEngine, make_request
 
 pytestmark = pytest.mark.cases(12)
 

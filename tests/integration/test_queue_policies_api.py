@@ -20,8 +20,8 @@ from splitserve_client import (
     Session,
     Usage,
 )
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor
-from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
 from tests.support.processes.patience import PATIENT
 from tests.support.processes.scheduler_in_process import PATIENCE_S, scheduler_in_process

@@ -13,7 +13,6 @@ from splitserve_client import Readiness
 from splitserve_gateway.config import GatewayConfig
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
-from tests.support.fakes.listed_audit import ListedAudit
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.fake_service import TIMEOUT_S
 from tests.support.processes.gateway import (
@@ -25,7 +24,7 @@ from tests.support.processes.gateway import (
 )
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import scheduler_in_process
-from tests.support.security.key_ring import KeyRing
+from tests.support.security.credentials import KeyRing, ListedAudit
 
 PATH = "/v1/completions"
 COMPLETION = {"model": "fake", "prompt": "abc", "max_tokens": 60, "ignore_eos": True}

@@ -35,7 +35,7 @@ from tests.support.processes.fake_service import StepWatch
 from tests.support.processes.patience import PATIENCE_S, PATIENT_AT_CALLS
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
 from tests.support.processes.trace_collector import CollectedSpan, TraceCollector, trace_collector
-from tests.support.security.key_ring import KeyRing
+from tests.support.security.credentials import KeyRing
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT_ID = "00f067aa0ba902b7"

@@ -12,8 +12,8 @@ from splitserve_client import (
     Finish,
     SamplingParams,
 )
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor
-from tests.support.fakes.fake_truth import expected_completions
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
 
 PROMPT = [4, 7, 9]

@@ -18,11 +18,10 @@ from splitserve_metrics.listener import MetricsAddress
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
 from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_executor import FakeExecutor
-from tests.support.fakes.listed_audit import ListedAudit
 from tests.support.metrics import Shown
 from tests.support.processes.fake_service import StepWatch
-from tests.support.processes.local_call import LocalCall
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
+from tests.support.security.credentials import ListedAudit, LocalCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,15 @@ import pytest
 from scheduler_service.scheduler.values.config import PreemptionMode
 from scheduler_service.scheduler.values.request import FinishReason, Request
 from scheduler_service.scheduler.values.sampling_params import BeamParams, EarlyStopping
-from tests.support.core.observed_engine import ObservedEngine, ObservedScheduler, make_request
 from tests.support.covering import covering
-from tests.support.models.hugging_face import BeamQuestion, generate_beams
-from tests.support.models.model_pair import ModelPair
+from tests.support.models.model_pair import (
+    BeamQuestion,
+    ModelPair,
+    ObservedEngine,
+    ObservedScheduler,
+    generate_beams,
+    make_request,
+)
 
 PairOf = Callable[..., ModelPair]
 

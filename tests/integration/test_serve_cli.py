@@ -25,7 +25,7 @@ import pytest
 
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
 from tests.support.processes.addresses import reserve_address
-from tests.support.processes.interrupts import children_take_sigint
+from tests.support.processes.forked import children_take_sigint
 from tests.support.processes.patience import PATIENCE_S
 
 _COMMAND = [sys.executable, "-m", "splitserve_cli"]

@@ -15,10 +15,14 @@ import pytest
 from scheduler_service.scheduler.values.config import PreemptionMode
 from scheduler_service.scheduler.values.request import Request
 from scheduler_service.scheduler.values.sampling_params import BeamParams
-from tests.support.core.observed_engine import ObservedEngine, make_request
 from tests.support.covering import covering
-from tests.support.models.hugging_face import BeamQuestion, generate_beams
-from tests.support.models.model_pair import ModelPair
+from tests.support.models.model_pair import (
+    BeamQuestion,
+    ModelPair,
+    ObservedEngine,
+    generate_beams,
+    make_request,
+)
 from tests.support.models.tiny_models import SLIDING_WINDOW
 
 pytestmark = pytest.mark.cases(8)

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from scheduler_service.scheduler.values.request import FinishReason
-from tests.support.core.observed_engine import ObservedEngine, make_request
 from tests.support.covering import covering
-from tests.support.models.model_pair import ModelPair
+from tests.support.models.model_pair import ModelPair, ObservedEngine, make_request
 
 pytestmark = pytest.mark.cases(20)
 

@@ -12,7 +12,7 @@ import torch
 from executor_service.backends.choose import AUTO, choose_compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.errors import ModelUnsupported
-from tests.support.models.hugging_face import generate_greedily
+from tests.support.models.model_pair import generate_greedily
 from tests.support.models.model_walk import greedy_tokens
 from tests.support.models.tiny_models import auto_class, make_tiny_model
 

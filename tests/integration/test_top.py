@@ -16,7 +16,7 @@ import termios
 from contextlib import AsyncExitStack, closing
 
 from tests.support.fakes.fake_executor import FakeExecutor
-from tests.support.processes.interrupts import children_take_sigint
+from tests.support.processes.forked import children_take_sigint
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import scheduler_in_process
 

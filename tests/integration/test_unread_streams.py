@@ -16,11 +16,11 @@ from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client import AsyncClient, SamplingParams
 from splitserve_rpc.domain_error import DomainError
 from tests.contract.stranger.process import poll
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor
-from tests.support.fakes.fake_truth import expected_completions
-from tests.support.processes.local_call import LocalCall
 from tests.support.processes.patience import PATIENT
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process
+from tests.support.security.credentials import LocalCall
 
 BOUND = 16 * 1024
 CONFIG = ClusterConfig(reconnect_timeout_s=0.1, max_unread_bytes=BOUND)

@@ -18,12 +18,10 @@ from tests.support.observability.phoenix import (
     needs_phoenix,
     phoenix,
 )
-from tests.support.processes import gated_executor
 from tests.support.processes.addresses import reserve_address
-from tests.support.processes.gate import GATE, GATED_SCHEDULER, Gate
-from tests.support.processes.gateway_process import wait_ready
+from tests.support.processes.gate import GATE, GATED_EXECUTOR, GATED_SCHEDULER, Gate
 from tests.support.processes.patience import PATIENCE_S
-from tests.support.processes.processes import Processes
+from tests.support.processes.processes import Processes, wait_ready
 
 pytestmark = [
     needs_phoenix,
@@ -49,7 +47,7 @@ NUM_BEFORE_THE_KILL = 50
 class GatedProcesses(Processes):
     """Real executors, which go no further than their gate says."""
 
-    executor_module = gated_executor.MODULE
+    executor_module = GATED_EXECUTOR
 
 
 async def test_trace_is_whole_when_it_is_read_back(

@@ -39,9 +39,8 @@ from tests.property.core_workloads import configs, fit, kin_of, random_spec
 from tests.support.core.checks import check_core, check_emptied, check_published
 from tests.support.core.engine import MAX_ASKED, Client, CoreEngine, Link
 from tests.support.core.plan_executor import PlanExecutor
-from tests.support.core.truth import Oracle, Spec, create_request
-from tests.support.fakes.fake_runner import FakeRunner, StepFault
-from tests.support.fakes.fewer_tokens import cut_at_random
+from tests.support.fakes.expected_outputs import Oracle, Spec, create_request
+from tests.support.fakes.fake_runner import FakeRunner, StepFault, cut_at_random
 
 
 class Mishap(Enum):

@@ -22,7 +22,7 @@ from scheduler_service.scheduler.values.sampling_params import (
     Grammar,
     SamplingParams,
 )
-from tests.support.core.truth import Spec
+from tests.support.fakes.expected_outputs import Spec
 
 VOCAB_SIZE = 50
 MAX_MODEL_LEN = 60

@@ -31,7 +31,7 @@ from tests.property.core_workloads import MAX_MODEL_LEN, VOCAB_SIZE, configs, fi
 from tests.support.core.driver import make_config
 from tests.support.core.engine import CoreEngine
 from tests.support.core.plan_executor import PlanExecutor
-from tests.support.core.truth import Spec, create_request
+from tests.support.fakes.expected_outputs import Spec, create_request
 from tests.support.fakes.fake_runner import FakeRunner
 
 MAX_PROMPT = 12

@@ -15,10 +15,10 @@ from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, Ste
 from scheduler_service.step_codec import encode_plan
 from splitserve_rpc.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, random_spec
+from tests.support.core.driver import EngineWithQueue
 from tests.support.core.engine import CoreEngine
-from tests.support.core.engine_with_queue import EngineWithQueue
 from tests.support.core.plan_executor import PlanExecutor
-from tests.support.core.truth import Oracle, create_request
+from tests.support.fakes.expected_outputs import Oracle, create_request
 from tests.support.fakes.fake_runner import FakeRunner
 
 

@@ -24,7 +24,7 @@ from scheduler_service.scheduler.values.request import SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.property.core_machine import CoreMachine
 from tests.property.core_workloads import EOS, VOCAB_SIZE
-from tests.support.core.truth import Spec
+from tests.support.fakes.expected_outputs import Spec
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "25"))
 _MAX_TOKENS = 40

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from scheduler_service.scheduler.queue.ordered_queue import OpenLanes
 from scheduler_service.scheduler.values.request import Request
-from tests.support.core.queue_driver import end, make_queue, make_request
+from tests.support.core.driver import end, make_queue, make_request
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))
 property_settings = settings(max_examples=NUM_EXAMPLES, deadline=None)

@@ -19,7 +19,7 @@ from scheduler_service.scheduler.values.config import SchedulerConfig
 from tests.property.core_machine import CoreMachine, Mishap
 from tests.property.core_workloads import configs, kin_of, random_spec
 from tests.support.core.engine import CoreEngine, Delivery
-from tests.support.core.truth import Spec, create_request
+from tests.support.fakes.expected_outputs import Spec, create_request
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "50"))
 NUM_EVENTS = 60

@@ -28,7 +28,7 @@ from scheduler_service.scheduler.values.sampling_params import BeamParams, Sampl
 from tests.support.core.driver import make_config
 from tests.support.core.engine import Client, CoreEngine
 from tests.support.core.plan_executor import PlanExecutor
-from tests.support.core.truth import Oracle, Spec
+from tests.support.fakes.expected_outputs import Oracle, Spec
 from tests.support.fakes.fake_runner import FakeRunner
 
 # Whether an executor dies of a step; it is given the ids of the requests that compute in it.

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler_service.scheduler.queue.ordered_queue import OpenLanes
 from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
 from scheduler_service.scheduler.values.request import Request
-from tests.support.core.queue_driver import make_queue, make_request
+from tests.support.core.driver import make_queue, make_request
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))
 TURN_EVERY = 8

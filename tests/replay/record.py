@@ -14,7 +14,8 @@ from unittest import mock
 from scheduler_service.scheduler.engine.row_columns import RowColumns
 from scheduler_service.scheduler.values.request import Request, Sequence
 from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
-from tests.support.core.recorded_run import RandomRun, RecordedScheduler, open_file, run_config
+from tests.support.core.pure_fleet import PureFleet
+from tests.support.core.recorded_run import RandomRun, open_file, run_config, run_machine
 
 FOLDER = Path(__file__).parent
 EVERYTHING = FOLDER / "everything.journal"
@@ -52,10 +53,10 @@ def _record_fault() -> None:
     journal = open_file(FIXED)
     params = SamplingParams(beam=BeamParams(1), max_tokens=4)
     with mock.patch.object(RowColumns, "add", add_as_plain):
-        recorded = RecordedScheduler(journal)
-        executor = recorded.start()
+        recorded, executor = PureFleet(journal=journal), run_machine()
+        recorded.join(executor)
         recorded.submit(Request.create("r1", [1, 2, 3], params, arrival=1, seed=1))
-        recorded.tick_if_due()
+        recorded.settle()
         recorded.answer(executor)
     journal.close()
 

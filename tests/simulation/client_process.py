@@ -22,7 +22,7 @@ from splitserve_client.generation import collect_generation
 from splitserve_client.session import Session
 from tests.simulation.virtual_loop import Process, VirtualLoop
 from tests.simulation.workload import Wanted
-from tests.support.fakes.fake_logprobs import fake_logprob
+from tests.support.fakes.fake_model import fake_logprob
 
 # Longer than any history: who gives up has met a bug.
 _PATIENCE_S = 3600.0

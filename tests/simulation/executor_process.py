@@ -31,9 +31,8 @@ from tests.simulation.network import Network
 from tests.simulation.servers import Server
 from tests.simulation.virtual_loop import Process, VirtualLoop
 from tests.simulation.virtual_worker import Mood, Pace, VirtualWorker
-from tests.support.fakes.fake_runner import FakeRunner, StepFault
-from tests.support.fakes.fake_truth import VOCAB_SIZE
-from tests.support.fakes.fewer_tokens import cut_at_random
+from tests.support.fakes.fake_model import VOCAB_SIZE
+from tests.support.fakes.fake_runner import FakeRunner, StepFault, cut_at_random
 
 DIGEST = "fa4e" * 16
 MAX_MODEL_LEN = 256

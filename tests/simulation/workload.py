@@ -9,9 +9,8 @@ from random import Random
 
 from scheduler_service.scheduler.values.request import sequence_seed
 from splitserve_client import BeamSearch, Choices, Completion, SamplingParams, SchedulingParams
-from tests.support.fakes.fake_chain import expected_reads
-from tests.support.fakes.fake_logprobs import fake_prompt_logprob
-from tests.support.fakes.fake_truth import VOCAB_SIZE, expected_completions
+from tests.support.fakes.expected_outputs import expected_completions
+from tests.support.fakes.fake_model import VOCAB_SIZE, expected_reads, fake_prompt_logprob
 
 EOS = (0,)
 _MAX_STEM = 24

@@ -24,19 +24,19 @@ class Shown:
 
     @property
     def names(self) -> set[str]:
-        """Of families, as tables have them."""
+        """Names of the families, as in the tables of metrics."""
         return {f.name + ("_total" if f.type == "counter" else "") for f in self.families}
 
     def value(self, name: str, **labels: str) -> float:
-        """Of the one sample with these labels. Raises KeyError."""
+        """Value of the sample with exactly these labels. Raises KeyError."""
         return self._numbers[name, frozenset(labels.items())]
 
     def histogram(self, name: str, **labels: str) -> tuple[float, float]:
-        """How many values, and their sum."""
+        """Count and sum of a histogram."""
         return self.value(f"{name}_count", **labels), self.value(f"{name}_sum", **labels)
 
     def total(self, name: str, **labels: str) -> float:
-        """Of all samples that have these labels, among others."""
+        """Sum over all samples with at least these labels."""
         return sum(
             value
             for (each, found), value in self._numbers.items()

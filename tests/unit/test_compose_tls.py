@@ -16,12 +16,12 @@ from splitserve_client.client_config import ApiKey
 from splitserve_gateway.config import GatewayConfig
 from splitserve_options.option import CLIENT_ENV, Command
 from splitserve_options.options import options_of, resolve
-from tests.support.security.composed import (
-    FOLDER,
+from tests.support.security.cluster import (
+    COMPOSE_FOLDER,
     ROOT,
     SERVICES_WITH_TLS,
-    environment,
-    set_up,
+    compose_environment,
+    run_compose_setup,
 )
 from tests.unit.test_compose import FIXED, SERVICES
 
@@ -37,24 +37,24 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `setup` makes, and again."""
     folder = tmp_path_factory.mktemp("splitserve")
     for _ in range(2):
-        set_up(folder)
+        run_compose_setup(folder)
     return folder
 
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_service_needs_no_permission_to_be_insecure(service: Command, made: Path) -> None:
-    ours = environment(service)
+    ours = compose_environment(service)
     assert ours["SPLITSERVE_INSECURE"] == "false"
     assert ours.keys() <= {option.env for option in options_of(service)}
-    READ[service](resolve(service, [], FIXED[service] | environment(service, made)))
+    READ[service](resolve(service, [], FIXED[service] | compose_environment(service, made)))
 
 
 @pytest.mark.parametrize("service", [*SERVICES, "operator"])
 def test_service_sees_its_own_folder_alone_and_cannot_write_it(service: str) -> None:
-    assert SERVICES_WITH_TLS[service]["volumes"] == [f"of-{service}:{FOLDER}/{service}:ro"]
-    named = re.findall(rf"{FOLDER}/(\w+)", str(SERVICES_WITH_TLS[service]))
+    assert SERVICES_WITH_TLS[service]["volumes"] == [f"of-{service}:{COMPOSE_FOLDER}/{service}:ro"]
+    named = re.findall(rf"{COMPOSE_FOLDER}/(\w+)", str(SERVICES_WITH_TLS[service]))
     assert set(named) == {service}
-    assert f"of-{service}:{FOLDER}/{service}" in SERVICES_WITH_TLS["setup"]["volumes"]
+    assert f"of-{service}:{COMPOSE_FOLDER}/{service}" in SERVICES_WITH_TLS["setup"]["volumes"]
 
 
 def test_folders_hold_no_secret_of_others(made: Path) -> None:
@@ -93,14 +93,14 @@ def test_keys_are_made_once(made: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_operator_has_what_the_commands_read(made: Path) -> None:
-    ours = environment("operator")
+    ours = compose_environment("operator")
     cluster_flags = {"SPLITSERVE_TLS_CERT", "SPLITSERVE_TLS_KEY", "SPLITSERVE_TLS_CA"}
     assert ours.keys() <= {*CLIENT_ENV, *cluster_flags, "SPLITSERVE_API_KEY_FILE"}
-    key = environment("operator", made)["SPLITSERVE_API_KEY_FILE"]
+    key = compose_environment("operator", made)["SPLITSERVE_API_KEY_FILE"]
     assert ApiKey(None, key).current()[0][1].startswith("Bearer sk-ss-")
 
 
 def test_image_has_the_folders_as_their_owner() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
     for service in (*SERVICES, "operator"):
-        assert re.search(rf"install -d -o splitserve [^&]*{FOLDER}/{service}\b", dockerfile)
+        assert re.search(rf"install -d -o splitserve [^&]*{COMPOSE_FOLDER}/{service}\b", dockerfile)

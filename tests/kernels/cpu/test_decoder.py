@@ -28,7 +28,7 @@ from tests.kernels.cpu.tiny_decoders import (
     load_decoder,
     random_tokens,
 )
-from tests.support.models.hugging_face import generate_greedily, load_reference
+from tests.support.models.model_pair import generate_greedily, load_reference
 from tests.support.steps.step_driver import DrivenSequence, drive
 
 pytestmark = pytest.mark.cases(10)

@@ -13,7 +13,7 @@ from executor_service.backends.choose import native_draw
 from executor_service.sampling.sampler import SamplingRows, draw_in_torch
 from executor_service.steps.sampling_params import SamplingParams
 from splitserve_kernels.cpu.library import NativeLibrary
-from tests.support.steps.sampling_rows import make_sampling_rows
+from tests.support.steps.step_driver import make_sampling_rows
 
 VOCAB_SIZES = (1, 7, 511, 512, 513, 3000)
 SPOILT = (float("nan"), float("inf"), float("-inf"))

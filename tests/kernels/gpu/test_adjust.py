@@ -17,7 +17,7 @@ from executor_service.device.uploads import Uploads
 from executor_service.sampling.sampler import SamplingRows, adjust_in_torch, sample
 from executor_service.sampling.token_counts import TokenCounts
 from executor_service.steps.sampling_params import Grammar, SamplingParams, TokenMasks
-from tests.support.steps.sampling_rows import make_sampling_rows
+from tests.support.steps.step_driver import make_sampling_rows
 
 pytest.importorskip("triton", reason="triton is not installed")
 

@@ -20,7 +20,7 @@ from executor_service.sampling.sampler import (
     uniform,
 )
 from executor_service.steps.sampling_params import SamplingParams
-from tests.support.steps.sampling_rows import make_sampling_rows
+from tests.support.steps.step_driver import make_sampling_rows
 
 pytest.importorskip("triton", reason="triton is not installed")
 

@@ -25,7 +25,7 @@ from tests.simulation.executor_process import ExecutorShape
 from tests.simulation.faults import Fault
 from tests.simulation.scenario import Scenario
 from tests.simulation.workload import Wanted
-from tests.support.fakes.fake_truth import VOCAB_SIZE
+from tests.support.fakes.fake_model import VOCAB_SIZE
 
 # Times that a fleet is run for its record; see `Fleet.varied`.
 NUM_VARIANTS = 3

@@ -23,7 +23,7 @@ from splitserve_client import (
     Tokens,
     collect_generation,
 )
-from tests.support.processes.http_answers import HttpAnswer
+from tests.support.processes.http_clients import HttpAnswer
 
 # Is told of output tokens as they come.
 Heard = Callable[[int], None]

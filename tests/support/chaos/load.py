@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from splitserve_client import Draining, ModelNotReady, ServerUnreachable, SplitserveError
 from tests.support.chaos.asks import AnswerBroken, Ask, Ways
-from tests.support.processes.http_answers import HttpAnswer
+from tests.support.processes.http_clients import HttpAnswer
 
 NUM_STREAMS = 64
 _RETRY_PAUSE_S = 0.1

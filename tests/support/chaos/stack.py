@@ -18,8 +18,8 @@ from tests.contract.stranger.process import poll
 from tests.support.chaos.network import Network
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.forked import ROOT, ForkedProcess, start_process
-from tests.support.processes.gateway_process import wait_ready
 from tests.support.processes.patience import PATIENCE_S, PATIENT
+from tests.support.processes.processes import wait_ready
 
 BUNDLED = ROOT / "executor_service" / "bundled_model"
 # Few, so that requests preempt each other while an executor is away.

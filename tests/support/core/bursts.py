@@ -1,33 +1,124 @@
-"""A cluster with executors in this process, and bursts of what can happen to it, drawn at random.
+"""A driver with executors in this process, and random events in bursts.
 
-The event loop runs nothing but what is drawn: no sockets, no threads, and a clock that events move.
-Between two events it gets from none to three turns, so that what was scheduled for the next turn
-meets what happens in this one. The same seed is the same run.
+There are no sockets and no threads, and events move the clock. Between two events the loop gets
+from none to three turns, so that what was scheduled for the next turn meets what happens in this
+one. The same seed is the same run.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from scheduler_service.callers.caller import Admission
+from scheduler_service.callers.quotas import num_computed_outputs
 from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
 from scheduler_service.executors.executor_link import LinkConfig
 from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler.values.config import PolicyConfig
-from scheduler_service.scheduler.values.request import Request, SchedulingParams, sequence_seed
+from scheduler_service.scheduler.values.plan import TokenEvent
+from scheduler_service.scheduler.values.request import (
+    FinishReason,
+    Int32Array,
+    Request,
+    SchedulingParams,
+    ScoredToken,
+    sequence_seed,
+)
+from scheduler_service.scheduler.values.request import Sequence as CoreSequence
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.streams.outbox import Outbox
 from scheduler_service.streams.sinks import client_key
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.burst_clients import BurstClient
+from tests.support.core.in_process import SCHEDULER_EPOCH
 from tests.support.core.machines import CONFIG, VOCAB_SIZE, BurstLink, Machine
-from tests.support.fakes.fake_chain import expected_tokens
+from tests.support.fakes.fake_model import expected_tokens
 
-SCHEDULER_EPOCH = 7
+
+@dataclass(slots=True)
+class CountedCharge:
+    """Counts how often a request began and what it was charged for. Implements `RequestCost`."""
+
+    num_begun: int = 0
+    num_outputs: list[int] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """See Charge."""
+        self.num_begun += 1
+
+    def end(self, request: Request) -> None:
+        """See Charge."""
+        assert self.num_begun == 1
+        self.num_outputs.append(num_computed_outputs(request))
+
+    def check(self, num_told: int) -> None:
+        """Checks that an ended request was charged for at least `num_told` tokens."""
+        assert self.num_begun == 1
+        (num_outputs,) = self.num_outputs
+        assert num_outputs >= num_told
+
+
+@dataclass(slots=True)
+class BurstClient:
+    """Sink of one request: its expected and received tokens, by sequence."""
+
+    expected: list[list[int]]
+    tokens: list[list[int]]
+    outbox: Outbox
+    number: int = 0
+    finished: Request | None = None
+    num_endings: int = 0
+    prompt_scores: list[int] = field(default_factory=list)
+    charge: CountedCharge = field(default_factory=CountedCharge)
+    is_gone: bool = False
+
+    @property
+    def stream(self) -> BurstClient:
+        """Returns the sink, which is its own stream."""
+        return self
+
+    def plain_tokens(self, handles: Int32Array, token_ids: Int32Array) -> None:
+        """See Stream."""
+        self.tokens[0] += token_ids.tolist()
+
+    def flush(self) -> None:
+        """See Stream."""
+
+    def token(self, event: TokenEvent) -> None:
+        """See Sink."""
+        self.tokens[event.sequence.index].append(event.token_id)
+
+    def prompt_logprobs(self, scored: list[ScoredToken]) -> None:
+        """See Sink."""
+        self.prompt_scores += [score.position for score in scored]
+
+    def finish_sequence(self, sequence: CoreSequence) -> None:
+        """See Sink."""
+
+    def finish(self, request: Request) -> None:
+        """See Sink."""
+        self.finished = request
+        self.num_endings += 1
+
+    def check(self, *, is_over: bool) -> None:
+        """Checks that all received tokens are expected, and complete if the request ended well."""
+        assert self.num_endings <= 1
+        if is_over:
+            self.charge.check(sum(map(len, self.tokens)))
+        reason = self.finished.finish_reason if self.finished is not None else None
+        is_complete = is_over and reason not in (None, FinishReason.ERROR, FinishReason.ABORTED)
+        for index, tokens in enumerate(self.tokens):
+            expected = self.expected[index]
+            assert tokens == expected[: len(tokens)]
+            if is_complete:
+                assert tokens == expected
+
+
 MAX_TURNS = 3000
 _QUEUE_POLICIES = ("fcfs", "fcfs", "priority", "fair")
 # Whoever waits has soon waited for long.
@@ -37,7 +128,7 @@ Mutation = Callable[[Random, pb.StepResult], None]
 
 
 class Burst:
-    """One run. `mutations`: how results may be spoiled. `guilty`: see Machine.
+    """Run of random events. `mutations`: possible faults of results. `guilty`: see Machine.
 
     `has_faults`: executors are lost and replaced, too. That begins everything anew, and hides
     whoever was forgotten.
@@ -110,7 +201,7 @@ class Burst:
         await self.cluster.drain(0)
 
     async def run_with_one_that_leaves_at_once(self) -> None:
-        """Two come at one moment, of whom the first fills an executor, and is gone before it began.
+        """Submits two requests; the first fills an executor and is aborted before it begins.
 
         Nothing else ever happens.
         """
@@ -128,7 +219,7 @@ class Burst:
         self.errors.append(str(context.get("exception") or context["message"]))
 
     async def _end(self) -> None:
-        """Everybody answers, whoever is away comes back, until nobody is left."""
+        """Answers all steps and restores lost executors until all requests have ended."""
         for _ in range(MAX_TURNS):
             if not self.cluster.num_unfinished:
                 return
@@ -143,7 +234,7 @@ class Burst:
         raise AssertionError(f"requests hang: {hanging}")
 
     def _lose_silent(self) -> None:
-        """What a step timeout does: a step was answered under a number that was answered before."""
+        """Loses executors whose step was answered under a wrong number, as a step timeout does."""
         for engine in self.cluster.executors:
             link = self.machines[engine.address].link
             is_current = link is self.cluster.membership.sessions[engine.address].link
@@ -202,7 +293,7 @@ class Burst:
             self.cluster.fail_stream(unfinished[name], DomainError("STREAM_NOT_READ", "gone"))
 
     def _unfinished(self) -> dict[str, BurstClient]:
-        """Those that wait for their end."""
+        """Returns the clients whose requests have not ended."""
         return {
             name: client
             for name, client in self.clients.items()
@@ -235,13 +326,13 @@ class Burst:
             machine.link.break_off()
 
     async def _repeat(self) -> None:
-        """It registers again, as it does while it has no stream."""
+        """Registers an executor again, as it does while it has no stream."""
         await self.join(self._machine())
 
     # -- what holds ----------------------------------------------------------------------------
 
     def check(self, *, is_over: bool) -> None:
-        """Everybody got what is true; no core has what is not its own."""
+        """Checks the tokens of all clients, and that no request is at two executors."""
         assert self.errors == [], "in a callback"
         owners: set[str] = set()
         for engine in self.cluster.executors:

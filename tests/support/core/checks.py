@@ -75,7 +75,7 @@ def _check_pool(pool: BlockPool, held: Counter[int]) -> None:
 
 
 def check_emptied(placement: Placement) -> None:
-    """When all requests have ended, each pool gives every block once, and then nothing is findable.
+    """Checks, without requests, that each pool gives every block once and then publishes none.
 
     Takes all blocks: the placement is of no use afterwards.
     """
@@ -95,7 +95,7 @@ def check_published(
     contents: dict[bytes, tuple[int, ...]],
     runner: FakeRunner,
 ) -> None:
-    """Every findable block that no step in flight is to fill holds what its hash says.
+    """Checks the contents of all published blocks that no step in flight fills.
 
     `contents`: chains by hash.
     """
@@ -147,7 +147,7 @@ def check_requests(placement: Placement) -> None:
 
 
 def check_params_sets(placement: Placement, running: set[Request]) -> None:
-    """Requests that are told the same have one set, whose bytes count once if some of them run."""
+    """Checks that equal parameters share one set, whose bytes count once while requests run."""
     requests = list(placement.requests.values())
     sets = {request.params_set for request in requests}
     told = {(_told(request), request.params_set) for request in requests}
@@ -260,7 +260,7 @@ def lengths_of(scheduler: Engine) -> dict[Sequence, int]:
 def check_charges(
     scheduler: Engine, lengths: dict[Sequence, int], num_sampled: Counter[str]
 ) -> None:
-    """Each tenant is charged for as many tokens as its sequences got since `lengths_of`.
+    """Checks that each tenant is charged for the tokens its sequences got since `lengths_of`.
 
     A beam search is charged for the tokens of all beams, of which it does not keep all.
     """

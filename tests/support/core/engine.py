@@ -18,11 +18,11 @@ from scheduler_service.scheduler.values.request import FinishReason, Request, Sc
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.checks import check_charges, check_plan, lengths_of
-from tests.support.core.engine_with_queue import EngineWithQueue
+from tests.support.core.driver import EngineWithQueue
 from tests.support.core.in_process import SCHEDULER_EPOCH, executor_info
 from tests.support.core.plan_executor import InjectedFailure
-from tests.support.core.truth import Spec, Truth
-from tests.support.fakes.fake_logprobs import fake_logprob
+from tests.support.fakes.expected_outputs import ExpectedOutputs, Spec
+from tests.support.fakes.fake_model import fake_logprob
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
 
 Message = TypeVar("Message")
@@ -37,14 +37,14 @@ Spoil = Callable[[StepPlan, StepOutcome], StepOutcome]
 
 
 class Link(Protocol[Message]):
-    """How plans get to an executor."""
+    """Transport of plans to an executor."""
 
     def send(self, plan: StepPlan) -> Message:
-        """What travels, as it is when the step is planned."""
+        """Encodes the message when the step is planned."""
         ...
 
     def execute(self, message: Message) -> StepOutcome:
-        """What comes back."""
+        """Executes a message and returns its outcome."""
         ...
 
 
@@ -68,7 +68,7 @@ class ProtobufLink:
 
 @dataclass(slots=True)
 class Delivery:
-    """What the client of a request has got. `tokens`, `scored`: by sequence."""
+    """Results that a client has received. `tokens`, `scored`: by sequence."""
 
     request: Request
     tokens: list[list[int]]
@@ -153,7 +153,7 @@ class CoreEngine(Generic[Message]):
             self.in_flight.append((plan, self._link.send(plan)))
 
     def _wait_for_grammars(self) -> bool:
-        """Whether it is later now, as nothing is to be done but to ask rows again."""
+        """Advances the time if only rows waiting for grammars are left; returns whether it did."""
         at_ns = self.scheduler.ask_again_at_ns
         if at_ns is None or self.in_flight:
             return False
@@ -213,7 +213,7 @@ class CoreEngine(Generic[Message]):
                 self._num_asked[stay_id] = SAMPLED
 
     def _check_reads(self, plan: StepPlan) -> None:
-        """A row may read what is not there only if a loss has made its results meaningless."""
+        """Checks that only rows whose results are lost read missing blocks."""
         work, placement = plan.work, self.scheduler.placement
         for row_id, stay_id in zip(work.row_ids.tolist(), work.stay_ids.tolist(), strict=True):
             if self.runner.violations and placement.sequence_of(row_id, stay_id) is not None:
@@ -243,7 +243,7 @@ class CoreEngine(Generic[Message]):
         return False
 
     def count_fault(self) -> None:
-        """Something is lost that any of the requests may have needed."""
+        """Counts a loss that may concern any unfinished request."""
         for delivery in self.deliveries.values():
             delivery.num_faults += not delivery.is_finished
 
@@ -288,7 +288,7 @@ class Client:
     """`is_aborted`, `has_bad_row`, `saw_broken_core`: what was done to its request."""
 
     spec: Spec
-    truth: Truth
+    truth: ExpectedOutputs
     delivery: Delivery
     is_aborted: bool = False
     has_bad_row: bool = False
@@ -300,7 +300,7 @@ class Client:
         return self.delivery.request
 
     def check(self, config: SchedulerConfig) -> None:
-        """What it has got so far is true; all of it is there if the request has ended well."""
+        """Checks all received results, and that they are complete if the request ended well."""
         delivery, params = self.delivery, self.spec.params
         if params.is_streamed:
             each = zip(self._expected_tokens(), delivery.tokens, delivery.scored, strict=True)

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from executor_service.service.decode_batch import decode_batch
 from executor_service.service.encode_answer import encode_answer
-from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, Feature, ModelInfo
-from executor_service.steps.step import Runner
+from executor_service.steps.executor_info import (
+    ExecutorInfo,
+    ExecutorLimits,
+    ModelInfo,
+)
+from executor_service.steps.executor_info import Feature as ExecutorFeature
+from executor_service.steps.step import Runner, StepInput
 from executor_service.steps.step_executor import StepExecutor
-from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values.config import Feature, SchedulerConfig
 from scheduler_service.scheduler.values.plan import PreemptionCause, StepEvents, StepPlan
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values.request import Request, SchedulingParams
+from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.support.core.engine_with_queue import EngineWithQueue
+from tests.support.core.driver import EngineWithQueue, make_config
+from tests.support.fakes.fake_model import expected_tokens
+from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
 
 SCHEDULER_EPOCH = 7
 
@@ -100,7 +108,7 @@ class InProcessEngine:
         raise AssertionError(f"still running after {max_steps} steps")
 
     def _deliver(self, events: StepEvents) -> StepEvents:
-        """Takes tokens as clients do."""
+        """Delivers tokens to clients."""
         for key, token_id in zip(
             events.client_keys.tolist(), events.token_ids.tolist(), strict=True
         ):
@@ -116,7 +124,7 @@ class InProcessEngine:
 
 
 def executor_info(config: SchedulerConfig, epoch: int) -> ExecutorInfo:
-    """What an executor for `config` says of itself."""
+    """Returns the registration of an executor for `config`."""
     names = {feature.name for feature in config.features}
     return ExecutorInfo(
         executor_epoch=epoch,
@@ -140,7 +148,7 @@ def executor_info(config: SchedulerConfig, epoch: int) -> ExecutorInfo:
             max_inflight_steps=4,
             max_adapters_per_step=config.max_adapters or None,
         ),
-        features=frozenset(each for each in Feature if each.name in names),
+        features=frozenset(each for each in ExecutorFeature if each.name in names),
     )
 
 
@@ -148,4 +156,164 @@ def output_token_ids(request: Request, index: int = 0) -> list[int]:
     """The output tokens of a request that is not running."""
     sequence = request.sequences[index]
     tokens: list[int] = sequence.token_ids[sequence.num_prompt_tokens :].tolist()
+    return tokens
+
+
+# No token ends a sequence by chance.
+VOCAB_SIZE = 997
+ALL_FEATURES = frozenset(Feature)
+
+
+class CheckedEngine:
+    """Requests, their prompts, and the proof that each got the tokens of its own context.
+
+    Its vocabulary has no end-of-sequence token, so a request ends by its length. `options` are
+    those of `SchedulerConfig` that matter to the test.
+    """
+
+    def __init__(
+        self,
+        *,
+        depth: int = 1,
+        fault: Callable[[StepInput], StepFault] = no_fault,
+        us_per_block: int = 0,
+        us_per_token: int = 0,
+        **options: object,
+    ) -> None:
+        values: dict[str, object] = {
+            "vocab_size": VOCAB_SIZE,
+            "eos_token_ids": frozenset(),
+            "features": ALL_FEATURES,
+            "max_adapters": 2,
+        }
+        self.config = make_config(**(values | options))
+        self.runner = FakeRunner(
+            block_size=self.config.block_size,
+            num_device_blocks=self.config.num_device_blocks,
+            num_host_blocks=self.config.num_host_blocks,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=self.config.eos_token_ids,
+            fault=fault,
+            sliding_window_tokens=self.config.sliding_window,
+            us_per_block=us_per_block,
+            us_per_token=us_per_token,
+        )
+        self.engine = InProcessEngine(self.config, self.runner, epoch=1, depth=depth)
+        self.core = self.engine.scheduler
+        self.requests: list[Request] = []
+        self.num_added = 0
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        request_id: str = "",
+        *,
+        scheduling: SchedulingParams | None = None,
+        encoder: Sequence[int] | None = None,
+        resume: Sequence[Sequence[int]] = (),
+        arrival: int | None = None,
+        **params: object,
+    ) -> Request:
+        """Adds a request; its number is its arrival, its seed and, after an r, its id."""
+        self.num_added += 1
+        number = self.num_added
+        request = Request.create(
+            request_id or f"r{number}",
+            prompt,
+            SamplingParams(**params),  # type: ignore[arg-type]
+            arrival=number if arrival is None else arrival,
+            seed=number,
+            scheduling=scheduling or SchedulingParams(),
+            encoder_token_ids=encoder,
+            resume_token_ids=resume,
+        )
+        self.engine.add(request)
+        self.requests.append(request)
+        return request
+
+    def adopt(self, request: Request, other: CheckedEngine) -> None:
+        """Takes over a request of another engine, and the tokens its client has."""
+        self.engine.delivered[request.request_id] = other.engine.delivered[request.request_id]
+        self.engine.add(request, is_new=False)
+        self.requests.append(request)
+
+    def preempt(self, request: Request) -> None:
+        """Preempts a running request."""
+        self.core.placement.preempt(request, PreemptionCause.BLOCKS)
+
+    def step(self, num_steps: int = 1) -> None:
+        """Plans and executes that many steps, as long as there is something to do."""
+        for _ in range(num_steps):
+            self.engine.fill()
+            if self.engine.in_flight:
+                self.answer()
+
+    def answer(self) -> StepEvents:
+        """Executes the oldest step in flight. The executor must not refuse it."""
+        return self.engine.answer(_assert_not_refused)
+
+    def drain(self, max_steps: int = 2000) -> None:
+        """Runs until nothing is left to do."""
+        for _ in range(max_steps):
+            self.engine.fill()
+            if not self.engine.in_flight:
+                return
+            self.answer()
+        raise AssertionError(f"still running after {max_steps} steps")
+
+    def run(self, max_steps: int = 2000, *, has_faults: bool = False) -> None:
+        """Runs to the end, and checks everything.
+
+        `has_faults`: what a fault spoiled may have been read, though never believed, by steps that
+        were in flight behind it.
+        """
+        self.drain(max_steps)
+        assert has_faults or self.runner.violations == []
+        self.check()
+
+    def check(self) -> None:
+        """Checks that all requests ended with the expected tokens and released their blocks."""
+        for request in self.requests:
+            assert request.error is None
+            assert request.is_finished
+            if request.params.is_streamed:
+                self.check_tokens(request)
+        self.check_blocks()
+
+    def check_tokens(self, request: Request) -> None:
+        """Checks the tokens of a finished request, after the tokens it resumed with."""
+        for sequence, tokens in zip(
+            request.sequences, self.engine.delivered[request.request_id], strict=True
+        ):
+            known = sequence.num_output_tokens
+            expected = expected_tokens(
+                sequence.token_ids[: sequence.num_prompt_tokens].tolist(),
+                known,
+                sequence.seed if request.params.temperature > 0 else 0,
+                VOCAB_SIZE,
+                adapter=request.scheduling.adapter,
+                encoder=encoder_tokens(request),
+                window=self.config.sliding_window,
+            )
+            assert tokens == expected[known - len(tokens) :], request.request_id
+
+    def check_blocks(self) -> None:
+        """Checks that all blocks of both pools are free."""
+        assert self.core.num_free_blocks == self.config.num_device_blocks
+        assert self.core.num_free_host_blocks == self.config.num_host_blocks
+        blocks = self.core.placement.blocks
+        for pool in (blocks.device, blocks.host):
+            assert not any(pool.reference_count(block) for block in range(pool.num_blocks))
+
+
+def _assert_not_refused(result: pb.StepResult) -> None:
+    # The core would compute everything again, and nobody would notice but by the clock.
+    assert result.status != pb.STEP_STATUS_REFUSED, result.error
+
+
+def encoder_tokens(request: Request) -> list[int]:
+    """The encoder tokens of a request."""
+    if request.encoder_token_ids is None:
+        return []
+    tokens: list[int] = request.encoder_token_ids.tolist()
     return tokens

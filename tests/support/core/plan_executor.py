@@ -83,7 +83,7 @@ def scores_by_index(
 
 
 class InjectedFailure(Exception):
-    """What a runner raises because the test wants it."""
+    """Error of a runner that the test asked for."""
 
 
 @dataclass(slots=True)
@@ -109,7 +109,7 @@ class _Row:
 
 @dataclass(slots=True)
 class _Work:
-    """What one row computes, and its index in the step."""
+    """Work of one row, and its index in the step."""
 
     index: int
     row_id: int
@@ -136,7 +136,7 @@ class PlanExecutor:
     _rows: dict[int, _Row] = field(default_factory=dict)
 
     def send(self, plan: StepPlan) -> StepPlan:
-        """What travels to the executor, whatever becomes of the plan later."""
+        """Copies what later changes of the plan must not reach."""
         num_computed = plan.work.num_computed_tokens.copy()
         return replace(plan, work=replace(plan.work, num_computed_tokens=num_computed))
 
@@ -311,7 +311,7 @@ class PlanExecutor:
 
 
 def _drafts_of(plan: StepPlan) -> list[list[int]]:
-    """Of each row."""
+    """Returns the draft tokens of each row."""
     drafts = plan.work.drafts
     if drafts is None:
         return [[] for _ in plan.work.row_ids]

@@ -1,7 +1,7 @@
 """A scheduler whose executors compute in this process, without an event loop.
 
-Events go in, and effects are executed. A step is computed when it is sent, and answered when the
-test says so. Time is a number that the test, or `run`, moves.
+Events go in, and effects are executed. A step is computed and answered when the test says so. Time
+is a number that the test, or `run`, moves.
 """
 
 from __future__ import annotations
@@ -13,27 +13,35 @@ from typing import Any, TypeVar
 
 import pytest
 
+from scheduler_service.journal.journal import Journal, NoJournal
 from scheduler_service.scheduler import effects, events
 from scheduler_service.scheduler.executor_losses import LossCause
 from scheduler_service.scheduler.executor_state import ExecutorState
 from scheduler_service.scheduler.scheduler import Scheduler
 from scheduler_service.scheduler.values.config import FleetConfig
-from scheduler_service.scheduler.values.plan import StepEvents, StepPlan
+from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, StepPlan, StepStatus
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from scheduler_service.step_codec import ResultUnusable, decode_result, encode_plan
+from scheduler_service.step_codec import (
+    EncodedBatch,
+    ReceivedResult,
+    ResultUnusable,
+    decode_result,
+    encode_plan,
+)
 from splitserve.executor.v1 import executor_pb2 as pb
+from tests.support.core.in_process import SCHEDULER_EPOCH
 from tests.support.core.machines import VOCAB_SIZE, Machine
-from tests.support.fakes.fake_chain import expected_tokens
+from tests.support.fakes.fake_model import expected_tokens
+from tests.support.fakes.fake_runner import StepFault
 
 FLEET = FleetConfig()
-SCHEDULER_EPOCH = 1
 NUM_CREDITS = 2
 MAX_TOKENS = 10
 RETURN_S = 30.0
 NO_WISHES = SchedulingParams()
 _MAX_TICKS = 100
-_MAX_ROUNDS = 2000
+_MAX_ROUNDS = 10_000
 
 AnyEffect = TypeVar("AnyEffect")
 
@@ -41,33 +49,50 @@ AnyEffect = TypeVar("AnyEffect")
 class PureFleet:
     """A `Scheduler` with its executors and clients.
 
-    `held`: steps in flight with their results, by address, oldest first. `effects`: all so far.
-    `wakes_at_ns`: as the latest `WakeAt` says. `tokens`, `prompt_positions`: what clients got, by
+    `held`: steps in flight with their batches, by address, oldest first. `effects`: all so far.
+    `wakes_at_ns`: as the latest `WakeAt` says. `tokens`, `prompt_positions`: results of clients, by
     `client_key`; of requests of one sequence. `finished`: requests that ended, by id.
+    `last_step_ids`: by address and epoch of executors that are gone.
     """
 
-    def __init__(self, config: FleetConfig = FLEET) -> None:
+    def __init__(self, config: FleetConfig = FLEET, journal: Journal | None = None) -> None:
+        """Creates a fleet without executors. `journal`: records all events."""
         self.scheduler = Scheduler(config)
+        self._journal = journal or NoJournal()
+        self._journal.begin(self.scheduler, config)
         self.now_ns = 0
         self.machines: dict[str, Machine] = {}
-        self.held: dict[str, deque[tuple[StepPlan, pb.StepResult]]] = {}
+        self.held: dict[str, deque[tuple[StepPlan, EncodedBatch]]] = {}
+        self.last_step_ids: dict[tuple[str, int], int] = {}
+        # Batches of effects that are being executed.
+        self._unsent: deque[EncodedBatch] = deque()
         self.effects: list[effects.Effect] = []
         self.wakes_at_ns: int | None = None
         self.tokens: dict[int, list[int]] = {}
         self.prompt_positions: dict[int, list[int]] = {}
         self.finished: dict[str, Request] = {}
 
-    def handle(self, event: events.Event) -> list[effects.Effect]:
+    def handle(
+        self, event: events.Event, received: ReceivedResult | None = None
+    ) -> list[effects.Effect]:
         """Passes an event in and executes its effects, which are returned."""
-        found = self.scheduler.handle(event, self.now_ns)
+        record = self._journal.record(event, self.now_ns, received)
+        try:
+            found = self.scheduler.handle(event, self.now_ns)
+        except Exception as error:
+            record.raised(error)
+            raise
+        batches = [self._encode(each) for each in found if isinstance(each, effects.SendStep)]
+        record.done(found, batches)
         self.effects += found
+        self._unsent += batches
         for effect in found:
             self._execute(effect)
         self._check()
         return found
 
     def effects_of(self, kind: type[AnyEffect]) -> list[AnyEffect]:
-        """All effects of one kind so far, in order."""
+        """Effects of one kind so far, in order."""
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
     # -- executors -----------------------------------------------------------------------------
@@ -82,7 +107,12 @@ class PureFleet:
     ) -> list[effects.Effect]:
         """The executor registers; `is_connected`: and serves."""
         joined = events.ExecutorJoined(
-            machine.address, machine.epoch, machine.config, num_credits, last_step_id
+            machine.address,
+            machine.epoch,
+            machine.config,
+            num_credits,
+            last_step_id,
+            scheduler_epoch=SCHEDULER_EPOCH,
         )
         self.machines[machine.address] = machine
         found = self.handle(joined)
@@ -97,7 +127,7 @@ class PureFleet:
         return self.handle(events.ExecutorLost(machine.address, cause, "the test lets it go"))
 
     def executor(self, machine: Machine) -> ExecutorState:
-        """What the scheduler knows of an executor."""
+        """State of an executor in the scheduler."""
         return self.scheduler.executors[machine.address]
 
     def requests_at(self, machine: Machine) -> list[str]:
@@ -140,20 +170,41 @@ class PureFleet:
         return found
 
     def answer(
-        self, machine: Machine, alter: Callable[[pb.StepResult], None] | None = None
+        self,
+        machine: Machine,
+        alter: Callable[[pb.StepResult], None] | None = None,
+        fault: StepFault | None = None,
     ) -> list[effects.Effect]:
-        """The executor answers its oldest step; `alter` may spoil the result."""
-        plan, result = self.held[machine.address][0]
+        """The executor executes its oldest step. `alter` may change the result, `fault` fails."""
+        plan, batch = self.held[machine.address].popleft()
+        result = machine.compute(batch, fault)
         if alter is not None:
             alter(result)
-        received = pb.StepResult.FromString(result.SerializeToString())
-        is_expected = received.step_id == plan.step_id
+        return self._receive(machine, plan, pb.StepResult.FromString(result.SerializeToString()))
+
+    def skip(self, machine: Machine) -> list[effects.Effect]:
+        """The executor does not execute its oldest step."""
+        plan, _ = self.held[machine.address].popleft()
+        is_snapshot = plan.base_step_id is None
+        status = pb.STEP_STATUS_REFUSED if is_snapshot else pb.STEP_STATUS_NEED_SNAPSHOT
+        return self._receive(machine, plan, pb.StepResult(step_id=plan.step_id, status=status))
+
+    def refuse(self, machine: Machine) -> list[effects.Effect]:
+        """The oldest step in flight was too large to be sent."""
+        plan, _ = self.held[machine.address].popleft()
+        outcome = StepOutcome(plan.step_id, StepStatus.REFUSED)
+        return self.handle(events.StepCompleted(machine.address, outcome, was_sent=False))
+
+    def _receive(
+        self, machine: Machine, plan: StepPlan, result: pb.StepResult
+    ) -> list[effects.Effect]:
+        num_rows = len(plan.work.row_ids) if result.step_id == plan.step_id else 0
         try:
-            outcome = decode_result(received, len(plan.work.row_ids) if is_expected else 0)
+            outcome = decode_result(result, num_rows)
         except ResultUnusable as error:
             return self.handle(events.ExecutorLost(machine.address, LossCause.DIED, str(error)))
-        self.held[machine.address].popleft()
-        return self.handle(events.StepCompleted(machine.address, outcome))
+        received = ReceivedResult(result, num_rows)
+        return self.handle(events.StepCompleted(machine.address, outcome), received)
 
     def run(self) -> None:
         """Lets all executors answer by turns, and time pass, until no request is left."""
@@ -172,22 +223,23 @@ class PureFleet:
 
     # -- effects -------------------------------------------------------------------------------
 
+    def _encode(self, effect: effects.SendStep) -> EncodedBatch:
+        epoch = self.machines[effect.address].epoch
+        return encode_plan(effect.plan, scheduler_epoch=SCHEDULER_EPOCH, executor_epoch=epoch)
+
     def _execute(self, effect: effects.Effect) -> None:
         match effect:
             case effects.SendStep(address, plan):
-                machine = self.machines[address]
-                batch = encode_plan(
-                    plan, scheduler_epoch=SCHEDULER_EPOCH, executor_epoch=machine.epoch
-                )
-                self.held[address].append((plan, machine.compute(batch)))
+                self.held[address].append((plan, self._unsent.popleft()))
             case effects.DeliverTokens(found):
                 self._deliver(found)
             case effects.RequestFinished(request):
                 self._finish(request)
             case effects.WakeAt(at_ns):
                 self.wakes_at_ns = at_ns
-            case effects.ExecutorGone(address):
+            case effects.ExecutorGone(address, epoch=epoch, last_step_id=last_step_id):
                 self.held.pop(address, None)
+                self.last_step_ids[address, epoch] = last_step_id
             case effects.ExecutorServes(address):
                 self.held[address] = deque()
             case _:
@@ -252,11 +304,11 @@ class Broken:
 
 
 def a_request(number: int, scheduling: SchedulingParams = NO_WISHES, **params: object) -> Request:
-    """Asks for 10 tokens after [number, 2, 3]; its name is r1, r2, ..."""
+    """Returns a request for 10 tokens after a short prompt; its name is r1, r2, ..."""
     values: dict[str, object] = {"max_tokens": MAX_TOKENS} | params
     request = Request.create(
         f"r{number}",
-        [number, 2, 3],
+        _prompt(number),
         SamplingParams(**values),  # type: ignore[arg-type]
         arrival=number,
         seed=number,
@@ -267,8 +319,12 @@ def a_request(number: int, scheduling: SchedulingParams = NO_WISHES, **params: o
 
 
 def tokens_of(number: int, num_tokens: int = MAX_TOKENS) -> list[int]:
-    """What `a_request(number)` gets if all goes well."""
-    return expected_tokens([number, 2, 3], num_tokens, number, VOCAB_SIZE)
+    """Expected tokens of `a_request(number)`."""
+    return expected_tokens(_prompt(number), num_tokens, number, VOCAB_SIZE)
+
+
+def _prompt(number: int) -> list[int]:
+    return [number % VOCAB_SIZE, 2, 3]
 
 
 def kinds(found: list[effects.Effect]) -> list[type[effects.Effect]]:

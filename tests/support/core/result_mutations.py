@@ -135,7 +135,7 @@ COSTS: dict[Mutation, str] = {
 
 
 def _offsets(result: pb.StepResult) -> npt.NDArray[np.int32]:
-    """Where the tokens of each row begin, and the last end."""
+    """Offsets of the tokens of each row, and the end of the last."""
     if not result.sampled_offsets:
         return np.arange(len(result.sampled_token_ids) // 4 + 1, dtype=np.int32)
     return np.frombuffer(result.sampled_offsets, "<i4")

@@ -26,7 +26,7 @@ SAMPLED = 7
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What a step takes: for itself, for each row, and for each token of a prompt."""
+    """Duration of a step: a constant, and a part per row and per prompt token."""
 
     step_us: int = 10_000
     row_us: int = 20
@@ -53,7 +53,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class Fate:
-    """What became of a request; None: it was refused, or it is not that far."""
+    """Times of a request. None: it was refused, or has not come so far."""
 
     arrival: Arrival
     first_token_us: int | None = None
@@ -62,12 +62,12 @@ class Fate:
 
     @property
     def ttft_us(self) -> int | None:
-        """From its arrival to its first token."""
+        """Time from arrival to first token."""
         return None if self.first_token_us is None else self.first_token_us - self.arrival.at_us
 
 
 def outcome_of(plan: StepPlan, costs: StepCosts) -> StepOutcome:
-    """The answer of an executor that takes so long."""
+    """Outcome of a step with this duration."""
     token_ids = np.full(len(plan.work.row_ids), SAMPLED, np.int32)
     if plan.work.samples is not None:
         token_ids[~plan.work.samples] = -1
@@ -135,7 +135,7 @@ class VirtualFleet:
             self._handle(events.ExecutorConnected(address))
 
     def run(self, arrivals: Iterable[Arrival], until_us: int) -> list[Fate]:
-        """What became of these requests by `until_us`, in the order of their arrival."""
+        """Returns the times of these requests until `until_us`, in order of arrival."""
         self._fates = [Fate(each) for each in sorted(arrivals, key=lambda each: each.at_us)]
         num_arrived = 0
         while True:

@@ -100,7 +100,7 @@ class LateStreams:
     # -- the device's side -----------------------------------------------------------------------
 
     def advance(self, num_operations: int | None = None, *, swap: bool = False) -> None:
-        """Does so many operations of a stream; None: all it was asked for."""
+        """Executes the next operations of a stream; None: all of them."""
         stream = self._swap if swap else self._compute
         with self._changed:
             self._do(stream, num_operations)
@@ -123,7 +123,7 @@ class LateStreams:
             assert is_over, "the test forgot to say that it is over"
 
     def wait_for_steps(self, number: int) -> None:
-        """Until as many steps have begun that sample and are not over."""
+        """Waits until this many sampling steps have begun and not ended."""
         with self._changed:
             has_begun = self._changed.wait_for(
                 lambda: len(self._unfinished()) >= number, _PATIENCE_S

@@ -1,17 +1,20 @@
-"""A CUDA graph's manners on the CPU: operations are recorded, and repeated on the same memory.
+"""CUDA graphs in software: operations are recorded on the CPU, and repeated on the same memory.
 
-Like a graph it refuses what needs a number on the host, and what Python decided while it was
-recorded stays decided. Between replays, what a recording allocated for itself is overwritten.
+Like a graph, a recording refuses what needs a number on the host, and what Python decided while it
+was recorded stays decided. Between replays, what a recording allocated for itself is overwritten.
 """
 
-# What torch dispatches is of any type.
+# Arguments and results of torch's operations may have any type.
 # ruff: noqa: ANN401
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -21,6 +24,9 @@ from torch.utils._pytree import tree_leaves
 from executor_service.device.kv_cache import KVCache
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, TransformersModel
+from executor_service.sampling.sampler import uniform
+from executor_service.steps.step import Int64Array
+from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
 
 if TYPE_CHECKING:
@@ -199,3 +205,97 @@ def _write(heads: Tensor, pool: Tensor, slots: Tensor) -> None:
     flat = pool.reshape(num_slots, *pool.shape[2:])
     is_written = hits.any(dim=1)[:, None, None]
     pool.copy_(torch.where(is_written, heads[writer], flat).view(pool.shape))
+
+
+_NUM_COLUMNS = 6
+
+
+class SortingDraw:
+    """`num_drawn`: how often it was asked on the host."""
+
+    num_drawn = 0
+
+    def num_words(self, num_rows: int) -> int:
+        return _NUM_COLUMNS * num_rows
+
+    def pack(self, rows: DrawRows, words: Int64Array) -> None:
+        columns = words.reshape(_NUM_COLUMNS, -1)
+        columns[:] = 0
+        columns[0, : len(rows)] = rows.seeds
+        columns[1, : len(rows)] = rows.positions
+        columns[2, : len(rows)] = rows.top_k
+        for index, numbers in ((3, rows.temperatures), (4, rows.top_p), (5, rows.min_p)):
+            columns[index].view(np.float64)[: len(rows)] = numbers
+
+    def advance(self, words: Tensor, num_positions: Tensor) -> None:
+        words.view(_NUM_COLUMNS, -1)[1].add_(num_positions)
+
+    def draw(self, logits: Tensor, words: Tensor) -> Tensor:
+        self.num_drawn += 1
+        vocab_size = logits.shape[1]
+        seeds, positions, top_k, *floats = words.view(_NUM_COLUMNS, -1)
+        temperature, top_p, min_p = (column.view(torch.float64)[:, None] for column in floats)
+        largest, first = logits.max(dim=-1)
+        is_greedy = temperature[:, 0] == 0
+        divisor = torch.where(temperature == 0, 1.0, temperature).float()
+        falling = ((logits - largest[:, None]) / divisor).sort(dim=-1, descending=True, stable=True)
+        weights = torch.exp(falling.values)
+        ranks = torch.arange(vocab_size)[None, :]
+        least = falling.values.gather(-1, (top_k.clamp(1, vocab_size) - 1)[:, None])
+        stays = (falling.values >= least) & (weights >= min_p.float())
+        eligible = torch.where(falling.values >= least, weights, 0.0).double()
+        before = eligible.cumsum(dim=-1) - eligible
+        total = eligible.sum(dim=-1, keepdim=True)
+        stays &= (before < top_p * total) | (top_p >= 1)
+        kept = torch.where(stays | (ranks == 0), weights, 0.0)
+        by_id = torch.zeros_like(kept).scatter(-1, falling.indices, kept).double()
+        running = by_id.cumsum(dim=-1)
+        target = uniform(seeds, positions)[:, None] * running[:, -1:]
+        drawn = (running <= target).sum(dim=-1).clamp(max=vocab_size - 1)
+        token_ids = torch.where(is_greedy, first, drawn)
+        return torch.where(torch.isfinite(largest), token_ids, -1).to(torch.int32)
+
+
+# Operations whose result, or whose shape, depends on numbers.
+_WAITING_OPERATIONS = (
+    "_local_scalar_dense",
+    "nonzero",
+    "is_nonzero",
+    "masked_select",
+    "unique",
+    "equal",
+)
+# Of a number of the host, which torch copies to the device and waits for.
+_ASSIGNMENTS = ("index_put", "index_put_")
+_METHODS = ("cpu", "numpy", "tolist", "item", "__bool__", "__index__", "__int__", "__float__")
+
+
+class WaitedForDevice(AssertionError):
+    """The host read a value before the device had computed it."""
+
+
+class _NoReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(
+        self, func: Any, _types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        name = func.name().removeprefix("aten::").split(".")[0]
+        if name in _WAITING_OPERATIONS or (name in _ASSIGNMENTS and args[2].dim() == 0):
+            raise WaitedForDevice(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def nobody_waits() -> Iterator[None]:
+    """Raises WaitedForDevice when a tensor is read on the host inside the context."""
+    with ExitStack() as stack:
+        for name in _METHODS:
+            stack.enter_context(patch.object(Tensor, name, _refusing(name)))
+        stack.enter_context(_NoReads())  # type: ignore[no-untyped-call]
+        yield
+
+
+def _refusing(name: str) -> Any:
+    def method(self: Tensor, *_: object) -> Any:
+        raise WaitedForDevice(f"Tensor.{name} of {tuple(self.shape)}")
+
+    return method

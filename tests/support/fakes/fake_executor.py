@@ -6,7 +6,7 @@ async with FakeExecutor(scheduler_address, block_size=16) as executor:
     await executor.start()      # a new life at the same address, with empty pools
 
 With Feature.ADAPTERS among its `features` it takes any adapter, with CROSS_ATTENTION encoder
-tokens.
+tokens. `start_executor` serves any runner.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 from executor_service.service.departure import Departures
 from executor_service.service.registration import GrpcRegistry, Pacing, Registrar
+from executor_service.service.servicer import SERVICE, ExecutorServicer, ReadyExecutor
+from executor_service.service.step_worker import Encode, StepWorker
 from executor_service.steps.executor_info import (
     SAMPLING_FEATURES,
     DefaultSampling,
@@ -30,11 +32,64 @@ from executor_service.steps.executor_info import (
     Feature,
     ModelInfo,
 )
-from executor_service.steps.step import FinishedStep, StepInput
+from executor_service.steps.step import FinishedStep, Runner, StepInput
+from executor_service.steps.step_executor import StepExecutor
+from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_rpc.domain_error import DomainError
-from tests.support.fakes.executor_server import ExecutorServer, start_executor
+from splitserve_rpc.server import OPEN, RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
 from tests.support.processes.addresses import reserve_address
+
+
+class CountingWorker(StepWorker):
+    """Step worker that counts the batches it was given."""
+
+    num_submitted = 0
+
+    def submit(self, batch: pb.ScheduleBatch, then: Callable[[Encode], None]) -> None:
+        super().submit(batch, then)
+        self.num_submitted += 1
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorServer:
+    """A server that runs. `info` has its address."""
+
+    info: ExecutorInfo
+    servicer: ExecutorServicer
+    worker: CountingWorker
+    running: RunningServer
+
+
+async def start_executor(
+    info: ExecutorInfo,
+    runner: Runner,
+    listen: str = "127.0.0.1:0",
+    tokenizer_files: Mapping[str, Path] | None = None,
+    security: ServerSecurity = OPEN,
+) -> ExecutorServer:
+    """Serves `runner` on `listen`, under the epoch and with the limits of `info`."""
+    running = bind_server(listen, (SERVICE,), info.limits.max_message_bytes, security=security)
+    info = replace(info, address=f"127.0.0.1:{running.port}")
+    servicer = ExecutorServicer()
+    executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, running.server)
+    worker = CountingWorker(StepExecutor(info, runner))
+    servicer.serve(ReadyExecutor(worker, lambda: worker.describe(info), tokenizer_files or {}))
+    await running.server.start()
+    return ExecutorServer(info, servicer, worker, running)
+
+
+@asynccontextmanager
+async def serve_executor(info: ExecutorInfo, runner: Runner) -> AsyncIterator[ExecutorServer]:
+    """An executor on a free port, drained at the end."""
+    server = await start_executor(info, runner)
+    try:
+        yield server
+    finally:
+        await server.servicer.drain()
+        await server.running.server.stop(grace=1.0)
+
 
 _epochs = itertools.count(time.time_ns())
 _MAX_ADAPTERS_PER_STEP = 4
@@ -42,7 +97,7 @@ _MAX_ADAPTERS_PER_STEP = 4
 
 @dataclass(slots=True)
 class _Life:
-    """What a process would hold."""
+    """State of one executor process."""
 
     runner: FakeRunner
     server: ExecutorServer
@@ -91,7 +146,7 @@ class FakeExecutor:
 
     @property
     def info(self) -> ExecutorInfo:
-        """What the present life announces."""
+        """Registration of the current process."""
         return self._present.server.info
 
     @property
@@ -135,7 +190,7 @@ class FakeExecutor:
         self._present.server.servicer.streams.fail_all(error)
 
     async def leave(self, timeout_s: float) -> None:
-        """Ends the life as SIGTERM does, with so much time for what runs."""
+        """Ends the life as SIGTERM does; running requests have `timeout_s` to end."""
         life = self._present
         await self._stop_registering(life)
         departures = Departures(lambda _: life.registry, life.server.servicer, timeout_s)

@@ -12,12 +12,14 @@ that the longest table has room for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from executor_service.steps.drafts import run_on
+from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.step import (
     BlockMoves,
     BoolArray,
@@ -29,20 +31,21 @@ from executor_service.steps.step import (
     StepInput,
     StepOutput,
 )
-from tests.support.fakes.fake_chain import (
+from tests.support.fakes.fake_model import (
     WORD,
     UInt64Array,
     adapter_chain,
+    allowed_by,
     attended,
+    choose_allowed,
     encoder_start,
     expected_tokens,
     mix,
     mix_columns,
+    prompt_scores,
+    sampled_scores,
     token_of,
 )
-from tests.support.fakes.fake_constraints import choose_allowed
-from tests.support.fakes.fake_grammar import allowed_by
-from tests.support.fakes.fake_logprobs import prompt_scores, sampled_scores
 
 __all__ = ["FakeRunner", "StepFault", "expected_tokens", "mix", "no_fault"]
 
@@ -52,7 +55,7 @@ POISON = -1
 
 @dataclass(frozen=True, slots=True)
 class StepFault:
-    """What goes wrong in a step. `error`: raised after the blocks were spoiled.
+    """Faults of a step. `error`: raised after the blocks were spoiled.
 
     `rows`: by row id, INVALID_LOGITS or FAILED; what such a row wrote is spoiled. `spoils_others`:
     so are the logits of rows that read it. `unsampled`: row ids whose grammar is being compiled.
@@ -65,12 +68,12 @@ class StepFault:
 
 
 def no_fault(_step: StepInput) -> StepFault:
-    """All goes well."""
+    """Returns no fault."""
     return StepFault()
 
 
 def as_it_is(step: StepInput) -> StepInput:
-    """No run is cut short, and no draft left out."""
+    """Returns the step unchanged."""
     return step
 
 
@@ -134,7 +137,7 @@ class FakeRunner:
         return output
 
     def _forget_beyond(self, step: StepInput, output: StepOutput) -> None:
-        """What rows were allowed to write from their last token on is undefined."""
+        """Overwrites the slots that rows were allowed to write from their last token on."""
         assert output.runs is not None
         assert step.num_run_on_tokens is not None
         ends = step.num_computed_tokens + step.num_new_tokens
@@ -289,7 +292,7 @@ class FakeRunner:
         self.violations.append(f"step {step.step_id}: row {step.row_ids[row]} {problem}")
 
     def _by_grammar(self, step: StepInput) -> dict[int, frozenset[int] | None]:
-        """What grammars allow the rows that sample by one; None where it is invalid."""
+        """Tokens that grammars allow, by row; None where the grammar is invalid."""
         allowed: dict[int, frozenset[int] | None] = {}
         for row in np.flatnonzero(step.samples).tolist():
             grammar = step.sampling_params[row].grammar
@@ -320,7 +323,7 @@ class FakeRunner:
         return tokens
 
     def _attend(self, table: Int32Array, end: int) -> int:
-        """What the token at position `end` - 1 reads."""
+        """Chains that the token at position `end` - 1 reads."""
         block_size = self._block_size
         if self._window is None:
             last = end - 1
@@ -411,3 +414,43 @@ def _read(step: StepInput, cross: CrossInput, row: int, device: Int64Array) -> t
             where = f"encoder position {position}, block {blocks[position // block_size]}"
             return int(slots[-1][0]), f"reads something else at {where}"
     return chain, ""
+
+
+class SlowCompiler:
+    """The `fault` of a FakeRunner in which the first `num_asks` rows for each grammar get no token.
+
+    `num_asked`: how many rows that were.
+    """
+
+    def __init__(self, num_asks: int) -> None:
+        self.num_asked = 0
+        self._num_asks = num_asks
+        self._asks_of = Counter[Grammar]()
+
+    def __call__(self, step: StepInput) -> StepFault:
+        waiting = []
+        for row in np.flatnonzero(step.samples).tolist():
+            grammar = step.sampling_params[row].grammar
+            if grammar is not None and self._asks_of[grammar] < self._num_asks:
+                self._asks_of[grammar] += 1
+                waiting.append(int(step.row_ids[row]))
+        self.num_asked += len(waiting)
+        return StepFault(unsampled=waiting)
+
+
+# Of so many rows and steps, the first half is cut short after none, one, and so on.
+_NUM_DRAWN = 12
+
+
+def cut_at_random(step: StepInput) -> StepInput:
+    """Half of the rows run on as far as they may, the others less; so many drafts are kept.
+
+    Of the same row in the same step it is the same each time.
+    """
+    assert step.num_run_on_tokens is not None
+    row_ids = step.row_ids.tolist()
+    drawn = np.array([mix(row_id, step.step_id, 0) % _NUM_DRAWN for row_id in row_ids])
+    limits = np.where(drawn < _NUM_DRAWN // 2, drawn, 1000).astype(np.int32)
+    num_run_on = np.minimum(step.num_run_on_tokens, limits)
+    drafts = None if step.drafts is None else step.drafts.shortened(limits)
+    return replace(step, num_run_on_tokens=num_run_on, drafts=drafts)

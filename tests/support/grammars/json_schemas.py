@@ -270,7 +270,7 @@ REFUSED: tuple[tuple[Schema | list[Any], str], ...] = (
 
 
 def random_schema(generator: random.Random, depth: int = 3) -> Schema:
-    """Any of what is above, within objects, arrays and alternatives."""
+    """Draws a schema of the ones above, nested in objects, arrays and alternatives."""
     if depth == 0 or generator.random() < 0.3:
         return generator.choice((*SCALARS, *NUMBERS, *STRINGS))
     kind = generator.choice(("object", "array", "tuple", "anyOf", "recursive"))

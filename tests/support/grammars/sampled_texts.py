@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer
 from executor_service.grammars.compiled_grammars import CompiledGrammars
 from executor_service.grammars.vocabulary import Vocabulary, read_token_bytes
 from executor_service.steps.sampling_params import Grammar, TokenMasks
+from splitserve_grammars.trial import trial_command
 from tests.support.models.tiny_tokenizers import byte_level
 
 PROMPT = (5, 6, 7)
@@ -36,15 +38,15 @@ class Texts:
 
     @property
     def size(self) -> int:
-        """Of the vocabulary of the model."""
+        """Vocabulary size of the model."""
         return len(self.token_bytes)
 
     def grammars(self, max_wait_s: float = 60.0) -> CompiledGrammars:
-        """With a compiler of its own, to be closed."""
+        """Compiled grammars with a compiler; the caller closes them."""
         return CompiledGrammars(self.vocabulary, max_wait_s=max_wait_s)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """By the tokenizer itself, without the end of the sequence."""
+        """Decodes with the tokenizer, without the end-of-sequence token."""
         text: str = self.tokenizer.decode(
             [t for t in tokens if t != EOS], skip_special_tokens=False
         )
@@ -59,7 +61,7 @@ class Texts:
 def texts_of(
     tokenizer: Tokenizer, eos_token_ids: Sequence[int] = (EOS,), num_padding: int = 7
 ) -> Texts:
-    """Of any tokenizer."""
+    """Returns the texts of a tokenizer."""
     size = tokenizer.get_vocab_size() + num_padding
     with TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"
@@ -70,12 +72,12 @@ def texts_of(
 
 @cache
 def byte_level_texts() -> Texts:
-    """Of bytes, and of words as well."""
+    """Returns the texts of the byte-level tokenizer."""
     return texts_of(byte_level())
 
 
 def allowed_tokens(masks: TokenMasks, row: int, size: int) -> list[int]:
-    """What `masks` allow a row."""
+    """Tokens that `masks` allow a row."""
     [line] = np.flatnonzero(masks.rows == row)
     bits = np.unpackbits(masks.words[line].view(np.uint8), bitorder="little")[:size]
     return np.flatnonzero(bits).tolist()
@@ -83,7 +85,7 @@ def allowed_tokens(masks: TokenMasks, row: int, size: int) -> list[int]:
 
 @dataclass(slots=True)
 class Sampled:
-    """What came of one grammar. `text`: None if it did not end; `error`: if it was refused."""
+    """Result of one grammar. `text`: None if it did not end. `error`: if it was refused."""
 
     grammar: Grammar
     tokens: list[int] = field(default_factory=list)
@@ -138,3 +140,15 @@ def _choose(texts: Texts, allowed: list[int], one: Sampled, generator: random.Ra
 def json_schema(schema: object) -> Grammar:
     """A schema, as a grammar."""
     return Grammar("json_schema", (json.dumps(schema),))
+
+
+def failing_first(folder: Path, num_failures: int) -> Sequence[str]:
+    """A command that ends by itself the first times, before it reads anything."""
+    count = str(folder / "count")
+    code = (
+        "import os, sys\n"
+        f"open({count!r}, 'a').write('x')\n"
+        f"if os.path.getsize({count!r}) <= {num_failures}: sys.exit(1)\n"
+        f"os.execv({sys.executable!r}, {trial_command()!r})\n"
+    )
+    return [sys.executable, "-c", code]

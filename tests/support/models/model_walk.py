@@ -26,7 +26,7 @@ from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.errors import BackendUnavailable, ModelUnsupported
 from executor_service.trials.float32_trial import relative_error
 from executor_service.trials.model_trial import rounded_matrices
-from tests.support.models.served_logits import served_logits
+from tests.support.models.model_pair import served_logits
 from tests.support.models.tiny_models import auto_class, make_tiny_model
 
 FORMATS = ("float32", "bfloat16", "float16", "int8")
@@ -52,7 +52,7 @@ class NotSmall(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a type in one number format.
+    """Result for a model type in one number format.
 
     `kind`: what computes it, REFUSED or NOT_SMALL, with the `reason` for people. `error` is None
     where nothing was computed.

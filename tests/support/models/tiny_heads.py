@@ -40,7 +40,7 @@ def make_tiny_head(directory: Path, seed: int = 0, shape: HeadShape = TINY_SHAPE
 
 
 def random_head(shape: HeadShape, seed: int) -> Eagle3Head:
-    """One that can guess most tokens, but not the first ones."""
+    """Random head that can propose most tokens, but not the first ones."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = Eagle3Head(shape, torch.arange(shape.vocab_size // 8, shape.vocab_size))

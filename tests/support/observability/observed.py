@@ -16,10 +16,9 @@ from tests.support.metrics import Shown
 from tests.support.models import tiny_tokenizers
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.gate import GATE, GATED_SCHEDULER, Gate
-from tests.support.processes.gateway_process import wait_ready
 from tests.support.processes.light_executor import TOKENIZER
 from tests.support.processes.patience import PATIENCE_S, PATIENT
-from tests.support.processes.processes import LightProcesses
+from tests.support.processes.processes import LightProcesses, wait_ready
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 

@@ -17,7 +17,7 @@ _RETRANSMISSION_S = 0.2
 
 @dataclass(slots=True)
 class Way:
-    """What becomes of bytes in one direction. As it is made: nothing.
+    """Disturbance of bytes in one direction; none by default.
 
     `delay_s`, `bytes_per_s`: of each chunk. `loss_ratio`: how many chunks come late by a
     retransmission, drawn from `rng`. `cut_after_bytes`: so many go through, and then every
@@ -39,7 +39,7 @@ class Way:
         self._is_open.clear()
 
     def release(self) -> None:
-        """Lets what is held, and what comes, through again."""
+        """Passes held and new bytes on."""
         self._is_open.set()
 
     async def travel(self, data: bytes) -> None:
@@ -52,7 +52,7 @@ class Way:
         await self._is_open.wait()
 
     def share_before_cut(self, data: bytes) -> tuple[bytes, bool]:
-        """What of `data` still goes through, and whether that is the end."""
+        """Part of `data` before the cut, and whether the cut is reached."""
         if self.cut_after_bytes is None:
             return data, False
         passed = data[: self.cut_after_bytes]
@@ -80,7 +80,7 @@ class CutProxy:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody is connected."""
+        """Whether there is no connection."""
         return not self._tasks
 
     async def listen(self) -> None:
@@ -91,7 +91,7 @@ class CutProxy:
             self._server = await asyncio.start_server(self.serve, host, int(port))
 
     def refuse(self) -> None:
-        """Resets every connection, and takes no more: nobody is there."""
+        """Resets every connection, and accepts no more."""
         assert self._server is not None, "it listens"
         self._server.close()
         self.cut()
@@ -140,7 +140,7 @@ class CutProxy:
             await writer.wait_closed()
 
     async def close(self) -> None:
-        """Cuts what is open, and waits for its end."""
+        """Cuts all connections, and waits for their end."""
         if self._server is not None:
             self._server.close()
         self.cut()

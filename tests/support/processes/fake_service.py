@@ -50,7 +50,7 @@ class StepWatch:
         return self._num_allowed is None or number <= self._num_allowed
 
     def hold(self, after: int = 0) -> None:
-        """Lets `after` more steps begin, and what is held now, and holds the next one."""
+        """Releases the held step, lets `after` more steps begin, and holds the next one."""
         with self._allowed:
             self._held.clear()
             self._num_allowed = len(self.steps) + after
@@ -69,13 +69,13 @@ class StepWatch:
 
 
 def seeds_of(steps: Sequence[StepInput]) -> Counter[int]:
-    """How often each seed has a row in these steps."""
+    """Number of rows of each seed in these steps."""
     return Counter(seed for step in steps for seed in step.seeds.tolist())
 
 
 @dataclass(frozen=True, slots=True)
 class FakeService:
-    """What runs."""
+    """Running scheduler, its fake executors, and a client."""
 
     scheduler: Scheduler
     client: AsyncClient
@@ -91,19 +91,19 @@ class FakeService:
         return await poll(ask, TIMEOUT_S)
 
     async def wait_connected(self, num_executors: int) -> None:
-        """Waits until just so many executors are connected."""
+        """Waits until exactly this number of executors is connected."""
         await self.wait_for(
             lambda listed: sum(e.is_connected for e in listed.executors) == num_executors
         )
 
     async def wait_until_queued(self, num_requests: int) -> None:
-        """Waits until just so many requests wait at the connected executors."""
+        """Waits until exactly this number of requests waits at executors."""
         await self.wait_for(
             lambda listed: sum(e.num_waiting_requests for e in listed.executors) == num_requests
         )
 
     async def wait_until_known(self, num_requests: int) -> None:
-        """Waits until just so many requests run, wait or are swapped out at the only executor."""
+        """Waits until the only executor has exactly this number of requests."""
         await self.wait_for(
             lambda listed: (
                 sum(

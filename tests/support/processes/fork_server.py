@@ -25,7 +25,7 @@ _NUM_STREAMS = 3
 
 
 class _Child(Exception):
-    """Raised in a child, out of the loop of the server: what it is to do."""
+    """Request of a child; raised in it to leave the loop of the server."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         super().__init__(request["module"])
@@ -33,7 +33,7 @@ class _Child(Exception):
 
 
 class _Server:
-    """Forks and reaps until nobody asks any more."""
+    """Forks and reaps children until its socket is closed."""
 
     def __init__(self, asking: socket.socket) -> None:
         self._asking = asking

@@ -18,8 +18,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import MappingProxyType
@@ -34,12 +34,12 @@ SOURCE_ROOTS = (".", "common", "protos", "kernels", "clients")
 _NEED_TORCH = (
     "executor_service",
     "tests.support.chaos.rigged_executor",
-    "tests.support.processes.gated_executor",
+    "tests.support.processes.gate",
 )
 
 
 class ForkedProcess:
-    """What subprocess.Popen is for processes that are executed; its methods mean the same."""
+    """Forked process with the methods of subprocess.Popen."""
 
     def __init__(
         self, pid: int, ended: int, stdin: IO[bytes] | None, stderr: IO[bytes] | None
@@ -84,7 +84,7 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self) -> tuple[None, bytes | None]:
-        """What it wrote to standard error, if that is a pipe. It has ended then."""
+        """Waits for the end; returns standard error if that is a pipe."""
         errors = None
         if self.stdin is not None:
             self.stdin.close()
@@ -151,7 +151,7 @@ def start_process(
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> ForkedProcess:
-    """As `python -m package` in a process of its own, with `options`.
+    """Starts `python -m package` with `options` in a new process.
 
     Of this environment it has all but SPLITSERVE_*, and `environment`. Of the streams each is a
     descriptor, PIPE (not `stdout`), or None: that of the tests.
@@ -187,14 +187,14 @@ def start_process(
 def run_process(
     package: str, *options: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """As `start_process`, to its end and without any input."""
+    """Runs `start_process` to the end, without input."""
     return run_patiently(PATIENCE_S, package, *options, **environment)
 
 
 def run_patiently(
     patience_s: float, package: str, *options: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """As `run_process`; raises subprocess.TimeoutExpired if it takes longer than `patience_s`."""
+    """Same as `run_process`. Raises subprocess.TimeoutExpired after `patience_s`."""
     with TemporaryFile() as out, TemporaryFile() as errors, open(os.devnull, "rb") as nothing:
         process = start_process(
             package,
@@ -219,3 +219,17 @@ def _environment() -> dict[str, str]:
     told = {k: v for k, v in os.environ.items() if not k.startswith("SPLITSERVE_")}
     paths = os.pathsep.join(str(ROOT / part) for part in SOURCE_ROOTS)
     return with_fewer_threads(told) | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+
+
+@contextmanager
+def children_take_sigint() -> Iterator[None]:
+    """Children started meanwhile have the default disposition of SIGINT.
+
+    Children inherit that a signal is ignored, and a script's shell ignores SIGINT for all that it
+    runs in the background: a whole test run may have been started like that.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

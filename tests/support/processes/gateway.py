@@ -7,22 +7,29 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from splitserve_client import Tokenizer, TokenizerUnavailable
+from splitserve_client import AsyncClient, Executor, Tokenizer, TokenizerUnavailable
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
 from splitserve_rpc.tls import TlsFiles
-from tests.contract.stranger.process import poll
+from tests.contract.stranger.process import Scheduler, poll, running_scheduler
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.models import tiny_tokenizers
-from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
-from tests.support.processes.patience import PATIENCE_S
+from tests.support.processes.addresses import reserve_address
+from tests.support.processes.fake_service import (
+    DIGEST,
+    TIMEOUT_S,
+    FakeService,
+    StepWatch,
+    fake_service,
+)
+from tests.support.processes.patience import PATIENCE_S, PATIENT_AT_CALLS
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}\n"
@@ -59,7 +66,7 @@ def text_executor(
 
 @dataclass(frozen=True, slots=True)
 class RunningGateway:
-    """What runs. `http` speaks to it; `tokenizer` is that of the (first) executor."""
+    """Running gateway. `http`: client of it. `tokenizer`: that of the first executor."""
 
     url: str
     http: httpx2.AsyncClient
@@ -94,7 +101,7 @@ class RunningGateway:
         return error
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection of one's own."""
+        """Opens a new connection."""
         config = self.server.config
         return await asyncio.open_connection(config.host, config.port, ssl=self.client_tls)
 
@@ -138,7 +145,7 @@ async def watched_gateway(
 async def held_gateway(
     folder: Path, config: GatewayConfig | None = None, after: int = 0, **options: object
 ) -> AsyncIterator[WatchedGateway]:
-    """A `watched_gateway` whose executor holds the step that comes `after` so many."""
+    """Runs a `watched_gateway` whose executor holds the step after the first `after` steps."""
     async with watched_gateway(folder, config, **options) as (gateway, watch):
         watch.hold(after=after)
         try:
@@ -199,16 +206,87 @@ async def serving(config: GatewayConfig) -> AsyncIterator[Server]:
 
 
 def url_of(server: Server) -> str:
-    """Where it serves."""
+    """URL of a gateway."""
     scheme = "http" if server.http_tls is None else "https"
     return f"{scheme}://{server.config.host}:{server.config.port}"
 
 
 def trusting(files: TlsFiles) -> ssl.SSLContext:
-    """What a client has that believes the authority of these certificates."""
+    """TLS context of a client that trusts the authority of these certificates."""
     assert files.cert is not None, "a server has one"
     return ssl.create_default_context(cafile=files.cert.parent / "ca.crt")
 
 
 def _files(paths: Mapping[str, Path]) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in paths.items()}
+
+
+@dataclass
+class MortalScheduler:
+    """A scheduler, whose lives are all at one address, and its executor, which outlives them."""
+
+    executor: FakeExecutor
+    watch: StepWatch
+    address: str
+    lives: AsyncExitStack
+    options: dict[str, object]
+    scheduler: Scheduler
+
+    async def start(self) -> None:
+        """Begins another life, and waits until the executor is there."""
+        self.scheduler = await _begin(self.lives, self.address, self.options)
+        await self.wait_executor()
+
+    async def kill(self) -> None:
+        """Ends its life as SIGKILL does."""
+        self.scheduler.process.kill()
+        await self.wait_gone()
+
+    async def wait_gone(self) -> None:
+        """Waits until the process has ended."""
+        await asyncio.to_thread(self.scheduler.process.wait)
+
+    async def wait_executor(self) -> None:
+        """Waits until the executor is connected."""
+
+        async def ask() -> tuple[bool, object]:
+            executors = await self._executors()
+            return any(e.is_connected for e in executors), executors
+
+        await poll(ask, TIMEOUT_S)
+
+    async def wait_requests(self, num_requests: int) -> None:
+        """Waits until exactly this number of requests runs or waits."""
+
+        async def ask() -> tuple[bool, object]:
+            executors = await self._executors()
+            nums = [e.num_running_requests + e.num_waiting_requests for e in executors]
+            return sum(nums) == num_requests, executors
+
+        await poll(ask, TIMEOUT_S)
+
+    async def _executors(self) -> tuple[Executor, ...]:
+        async with AsyncClient(self.address, PATIENT_AT_CALLS) as client:
+            return tuple((await client.list_executors()).executors)
+
+
+@asynccontextmanager
+async def mortal_scheduler(
+    folder: Path, address: str | None = None, *, model_name: str = "fake", **options: object
+) -> AsyncIterator[MortalScheduler]:
+    """A scheduler at `address`, whose flags `options` are; its executor's tokens are text."""
+    address, watch = address or reserve_address(), StepWatch()
+    options = {"reconnect_timeout_s": 0.1, **options}
+    async with AsyncExitStack() as lives:
+        scheduler = await _begin(lives, address, options)
+        executor = text_executor(folder, fault=watch, model_name=model_name, digest=DIGEST)
+        executor.scheduler_address = address
+        await lives.enter_async_context(executor)
+        lives.callback(watch.release)
+        running = MortalScheduler(executor, watch, address, lives, options, scheduler)
+        await running.wait_executor()
+        yield running
+
+
+async def _begin(lives: AsyncExitStack, address: str, options: dict[str, object]) -> Scheduler:
+    return await lives.enter_async_context(running_scheduler(listen=address, **options))

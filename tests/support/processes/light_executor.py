@@ -1,7 +1,7 @@
 """An executor process without a model: all of it is real but the runner, which is a FakeRunner.
 
-Without torch it starts in a second, and `fake_truth` says what its clients must get. What rows read
-that is not theirs is an error in its log. Options are the executor's.
+Without torch it starts in a second. `expected_completions` computes what its clients must get. A
+row that reads what is not its own is an error in the log. Options are those of an executor.
 
 DEADLY_REQUEST=KIND:SEED:LENGTH, KIND `die` or `hang`, is what it does in a step that has a row with
 this seed and so many tokens. GATE holds its steps (`gate`). TOKENIZER is a folder whose
@@ -32,8 +32,8 @@ from executor_service.steps.executor_info import (
     TrialStep,
 )
 from executor_service.steps.step import FinishedStep, RowStatus, StepInput
+from tests.support.fakes.fake_model import VOCAB_SIZE
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
-from tests.support.fakes.fake_truth import VOCAB_SIZE
 from tests.support.processes.gate import gated
 
 MODULE = "tests.support.processes.light_executor"
@@ -89,7 +89,7 @@ def _suffer(step: StepInput, kind: str, seed: int, length: int) -> None:
 
 
 def _load_engine(config: ExecutorConfig, executor_epoch: int) -> SimpleNamespace:
-    """In place of `executor_service.engine_loader`, whose import brings torch."""
+    """Replaces `executor_service.engine_loader`, which imports torch."""
     num_device_blocks, num_host_blocks = config.num_device_blocks or 512, config.num_host_blocks
     runner = FakeRunner(
         block_size=_BLOCK_SIZE,

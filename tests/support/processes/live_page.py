@@ -40,7 +40,7 @@ async def live_page(
 
 @asynccontextmanager
 async def serving(page: ASGIApp) -> AsyncIterator[str]:
-    """Its address."""
+    """Serves the page; yields its address."""
     address = reserve_address()
     server = HttpServer(page, address, None, 64)
     task = asyncio.create_task(server.serve())

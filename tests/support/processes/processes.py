@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
 import signal
+import ssl
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import httpx2
 
 from splitserve_client import AsyncClient, ClientConfig, Executor, SplitserveError
 from splitserve_options.option import BUNDLED_MODEL
+from tests.contract.stranger.process import poll
 from tests.support.processes import light_executor
 from tests.support.processes.addresses import reserve_address
-from tests.support.processes.forked import ForkedProcess, start_process
+from tests.support.processes.forked import ForkedProcess, children_take_sigint, start_process
+from tests.support.processes.patience import PATIENCE_S
 
 START_TIMEOUT_S = 300.0
 # A machine under load is late to answer pings, of which gRPC informs.
@@ -119,7 +129,7 @@ class Processes:
         )
 
     async def wait_known(self, num_requests: int) -> None:
-        """Waits until executors have just so many requests, which run or wait there."""
+        """Waits until executors have exactly this number of running and waiting requests."""
         await self.wait_until(
             lambda executors: (
                 sum(e.num_running_requests + e.num_waiting_requests for e in executors)
@@ -150,7 +160,7 @@ class Processes:
 
 
 class LightProcesses(Processes):
-    """With executors that start at once; `fake_truth` says what their clients must get."""
+    """Processes with executors without a model; see `expected_completions` for their tokens."""
 
     executor_module = light_executor.MODULE
 
@@ -158,7 +168,7 @@ class LightProcesses(Processes):
         super().__init__(Path(BUNDLED_MODEL), log)
 
     def log_text(self) -> str:
-        """All errors, such as rows that read what is not theirs. Not what gRPC says of itself."""
+        """All logged errors, such as rows that read others' blocks. Without gRPC's own messages."""
         assert self.log is not None
         lines = self.log.read_text().splitlines(keepends=True)
         return "".join(line for line in lines if not _INFO_OF_GRPC.match(line))
@@ -166,7 +176,7 @@ class LightProcesses(Processes):
 
 @contextmanager
 def light_processes(log: Path) -> Iterator[LightProcesses]:
-    """Processes without a model that end with the context; then nobody may have had an error."""
+    """Processes without a model that end with the context; none may have logged an error."""
     started = LightProcesses(log)
     try:
         yield started
@@ -191,3 +201,131 @@ def _kill(process: ForkedProcess | subprocess.Popen[bytes]) -> None:
     process.wait()
     if process.stdin is not None:
         process.stdin.close()
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayProcess:
+    """Running gateway process. `http`: client of it."""
+
+    process: ForkedProcess
+    http: httpx2.AsyncClient
+
+    async def wait_ready(self, status: int = 200) -> None:
+        """Waits until `/health/ready` says so."""
+        await wait_ready(self.http, status)
+
+    async def wait_models(self, names: set[str]) -> None:
+        """Waits until just these are served."""
+
+        async def ask() -> tuple[bool, object]:
+            models = (await self.http.get("/v1/models")).json()["data"]
+            return {model["id"] for model in models} == names, models
+
+        await self.wait_ready()
+        await poll(ask, PATIENCE_S)
+
+    async def events(self, body: dict[str, object]) -> AsyncIterator[dict[str, Any]]:
+        """The events of a streamed completion."""
+        body = {**body, "stream": True}
+        async with self.http.stream("POST", "/v1/completions", json=body) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    yield json.loads(line.removeprefix("data: "))
+
+    async def exit_code(self) -> int:
+        """Waits for the end; returns the exit code."""
+        return await asyncio.to_thread(self.process.wait, PATIENCE_S)
+
+
+async def wait_ready(http: httpx2.AsyncClient, status: int = 200) -> None:
+    """Waits until `/health/ready` of a gateway says so."""
+
+    async def ask() -> tuple[bool, object]:
+        try:
+            answer = await http.get("/health/ready")
+        except httpx2.HTTPError as error:
+            return False, error
+        return answer.status_code == status, answer.text
+
+    await poll(ask, PATIENCE_S)
+
+
+def start_gateway(schedulers: Sequence[str], http: str, *flags: str) -> ForkedProcess:
+    """Starts one at `http`."""
+    options = ("--schedulers", ",".join(schedulers), "--http", http, *flags)
+    return start_process(
+        "splitserve_gateway", options, stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+@asynccontextmanager
+async def gateway_process(
+    *schedulers: str, flags: Sequence[str] = (), tls: ssl.SSLContext | None = None
+) -> AsyncIterator[GatewayProcess]:
+    """A gateway before `schedulers`. `tls`: how it is spoken to, None: in plain text."""
+    address = reserve_address()
+    process = start_gateway(schedulers, address, "--log-level", "error", *flags)
+    base_url = f"http://{address}" if tls is None else f"https://{address}"
+    try:
+        async with httpx2.AsyncClient(
+            base_url=base_url, timeout=PATIENCE_S, trust_env=False, verify=tls or True
+        ) as http:
+            yield GatewayProcess(process, http)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# Some twenty requests of this size need twice as many blocks as two executors have.
+_POOLS = ("--num-device-blocks", "80", "--num-host-blocks", "160")
+_LOAD = (
+    *("--concurrency", "24", "--requests", "1000000", "--output-tokens", "uniform:60:200"),
+    *("--prompt-tokens", "lognormal:60:0.5", "--shared-prefix", "48:3"),
+    *("--max-prompt-tokens", "300", "--max-output-tokens", "200", "--seed", "1", "--quiet"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStack:
+    """A scheduler, two executors of the bundled model, a gateway, and `splitserve bench`.
+
+    `url`: of the live page.
+    """
+
+    processes: Processes
+    url: str
+    load: asyncio.subprocess.Process
+
+    async def end_load(self) -> str:
+        """Interrupts the load as Ctrl-C does; returns its report."""
+        self.load.send_signal(signal.SIGINT)
+        said, _ = await asyncio.wait_for(self.load.communicate(), PATIENCE_S)
+        return said.decode()
+
+
+@asynccontextmanager
+async def loaded_stack() -> AsyncIterator[LoadedStack]:
+    """Runs the stack until the end of the context."""
+    page, http = reserve_address(), reserve_address()
+    with processes(Path(BUNDLED_MODEL)) as served:
+        served.start_scheduler("--preemption-mode", "swap")
+        for _ in range(2):
+            served.start_executor(*_POOLS)
+        served.start_gateway("--http", http, "--live-listen", page)
+        await served.wait_until(lambda executors: len(executors) == 2)
+        async with httpx2.AsyncClient(base_url=f"http://{http}", trust_env=False) as client:
+            await wait_ready(client)
+        with children_take_sigint():
+            load = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "splitserve_bench", f"http://{http}/v1", *_LOAD),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        try:
+            yield LoadedStack(served, f"http://{page}/", load)
+        finally:
+            if load.returncode is None:
+                load.kill()
+                await load.wait()

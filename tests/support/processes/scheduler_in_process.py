@@ -44,7 +44,7 @@ UNIX_MS = 1_700_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class SchedulerInProcess:
-    """What runs."""
+    """Running scheduler and its parts."""
 
     cluster: Driver
     servicer: SchedulerServicer
@@ -54,7 +54,7 @@ class SchedulerInProcess:
     view: LiveView
 
     async def wait_connected(self, num_executors: int) -> None:
-        """Waits until just so many executors are connected. Raises TimeoutError."""
+        """Waits until exactly this number of executors is connected. Raises TimeoutError."""
         async with asyncio.timeout(PATIENCE_S):
             while sum(e.is_connected for e in self.cluster.executors) != num_executors:
                 self.changed.clear()

@@ -38,7 +38,7 @@ class CollectedSpan:
 
 
 class TraceCollector(trace_service_pb2_grpc.TraceServiceServicer):
-    """`spans`: all that have come, in their order. `refusal`: what it answers instead."""
+    """Collector of spans. `spans`: all received. `refusal`: status that it answers instead."""
 
     def __init__(self) -> None:
         self.spans: list[CollectedSpan] = []
@@ -63,12 +63,12 @@ class TraceCollector(trace_service_pb2_grpc.TraceServiceServicer):
         return api.ExportTraceServiceResponse()
 
     async def wait_for(self, holds: Callable[[Sequence[CollectedSpan]], bool]) -> None:
-        """Until `holds` of all spans."""
+        """Waits until `holds` of all spans."""
         async with asyncio.timeout(PATIENCE_S), self._changed:
             await self._changed.wait_for(lambda: holds(self.spans))
 
     async def wait_for_names(self, *names: str) -> None:
-        """Until there is a span of each name."""
+        """Waits until there is a span of each name."""
         await self.wait_for(lambda spans: {span.name for span in spans} >= set(names))
 
     def named(self, name: str) -> list[CollectedSpan]:
@@ -106,7 +106,7 @@ def value_of(value: AnyValue) -> object:
 
 @asynccontextmanager
 async def trace_collector() -> AsyncIterator[TraceCollector]:
-    """One that runs on a free port."""
+    """Runs a collector on a free port."""
     collector = TraceCollector()
     server = grpc.aio.server()
     add: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server

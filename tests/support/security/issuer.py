@@ -22,12 +22,12 @@ Signer = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519Private
 
 
 def encode(content: bytes) -> str:
-    """As tokens have it: base64 for URLs, without padding."""
+    """Encodes in URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
 
 def as_json(value: object) -> str:
-    """A part of a token."""
+    """Encodes a part of a token."""
     return encode(json.dumps(value).encode())
 
 
@@ -40,7 +40,7 @@ def ec_key() -> ec.EllipticCurvePrivateKey:
 
 
 def signature(key: Signer, algorithm: str, content: bytes) -> bytes:
-    """Of `content`, in the form that tokens have."""
+    """Signs `content` in the format of tokens."""
     if isinstance(key, rsa.RSAPrivateKey):
         digest = _DIGESTS[algorithm[2:]]
         form: padding.AsymmetricPadding = padding.PKCS1v15()
@@ -80,11 +80,11 @@ class Issuer:
     now: int = 1_800_000_000
 
     def key_set(self) -> bytes:
-        """Its public keys."""
+        """Public keys as a JSON key set."""
         return json.dumps({"keys": [jwk(key, kid=kid) for kid, key in self.keys.items()]}).encode()
 
     def claims(self, **others: object) -> dict[str, Any]:
-        """Of a token that is valid, but for `others`; those that are None are left out."""
+        """Valid claims, changed by `others`; claims that are None are left out."""
         claims = {
             "iss": self.name,
             "aud": AUDIENCE,
@@ -101,7 +101,7 @@ class Issuer:
         header: dict[str, object] | None = None,
         **claims: object,
     ) -> str:
-        """Signed with the key of that id; `header`: what its header says otherwise, None: not."""
+        """Token signed with key `kid`. `header`: changes of its header; None removes a field."""
         fields = {"alg": algorithm, "kid": kid, "typ": "JWT"} | (header or {})
         said = {name: value for name, value in fields.items() if value is not None}
         content = f"{as_json(said)}.{as_json(self.claims(**claims))}"
@@ -110,7 +110,7 @@ class Issuer:
 
 @contextmanager
 def http_server(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
-    """Its URL. `answer`: status and body for a path; a redirect's body is where it leads."""
+    """Yields a server's URL. `answer`: status and body by path; a redirect's body is its target."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -18,12 +18,10 @@ from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.access import Role
 from splitserve_rpc.server import channel_options
 from tests.support.processes.addresses import reserve_address
-from tests.support.processes.gateway_process import wait_ready
 from tests.support.processes.patience import PATIENCE_S, PATIENT
-from tests.support.processes.processes import Processes, processes
-from tests.support.security.bearer import bearer
+from tests.support.processes.processes import Processes, processes, wait_ready
 from tests.support.security.cluster import Certificates
-from tests.support.security.key_file import KeyFile
+from tests.support.security.credentials import KeyFile, bearer
 
 # Keys by the name of who has them: tenant, scope.
 _KEYS = {
@@ -41,7 +39,7 @@ CALLERS = ("anonymous", "a guess", *_KEYS, *_CERTIFICATES)
 
 @dataclass(frozen=True, slots=True)
 class SecuredStack:
-    """Where everything is, and what its callers have."""
+    """Addresses of a secured stack, and the credentials of its callers."""
 
     certificates: Certificates
     keys: dict[str, str]
@@ -53,7 +51,7 @@ class SecuredStack:
     http: str
 
     def channel(self, caller: str, address: str) -> grpc.aio.Channel:
-        """Of `caller`; whoever has no certificate of the cluster is let in with TLS at least."""
+        """Channel of `caller`, with its certificate of the cluster if it has one."""
         role = {self.clients: None, self.cluster: Role.SCHEDULER, self.executor: Role.EXECUTOR}
         named = role[address]
         options: list[tuple[str, int | str]] = [*channel_options()]
@@ -63,11 +61,11 @@ class SecuredStack:
         return grpc.aio.secure_channel(address, credentials, options)
 
     def metadata(self, caller: str) -> tuple[tuple[str, str], ...]:
-        """What `caller` brings along with a call."""
+        """gRPC metadata of `caller`."""
         return bearer(self.key(caller))
 
     def headers(self, caller: str) -> dict[str, str]:
-        """What `caller` brings along over HTTP."""
+        """HTTP headers of `caller`."""
         return dict(self.metadata(caller))
 
     def key(self, caller: str) -> str | None:
@@ -75,7 +73,7 @@ class SecuredStack:
         return ApiKey.draw().text if caller == "a guess" else self.keys.get(caller)
 
     def client(self, caller: str) -> ClientConfig:
-        """Of `caller`, for the address of clients."""
+        """Client configuration of `caller`, for the address of clients."""
         credentials = self.certificates.client()
         return replace(PATIENT, credentials=credentials, api_key=self.key(caller))
 

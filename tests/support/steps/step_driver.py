@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from executor_service.sampling.sampler import SamplingRows
 from executor_service.steps.executor_info import ExecutorInfo, ModelInfo
-from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from executor_service.steps.sampling_params import ParamRows, SamplingParams, TokenMasks
 from executor_service.steps.step import (
     NO_MOVES,
     BlockMoves,
@@ -23,6 +25,7 @@ from executor_service.steps.step import (
     StepOutput,
     execute_step,
 )
+from executor_service.steps.token_runs import TokenRuns
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -173,7 +176,7 @@ def drive(
 def give_blocks(
     sequences: Sequence[DrivenSequence], block_size: int, num_blocks: int, seed: int
 ) -> None:
-    """All that each will need, shuffled."""
+    """Gives each sequence all blocks that it will need, shuffled."""
     free = list(range(num_blocks))
     random.Random(seed).shuffle(free)
     for sequence in sequences:
@@ -182,7 +185,7 @@ def give_blocks(
 
 
 def next_row(sequence: DrivenSequence, chunk_size: int | None) -> Row:
-    """What is to be computed of a sequence, or the first of it."""
+    """Next row of a sequence: all pending tokens, or the first chunk."""
     pending = sequence.tokens[sequence.num_computed :]
     chunk = pending if chunk_size is None else pending[:chunk_size]
     return Row(
@@ -220,4 +223,154 @@ def entries(columns: LogprobColumns | None) -> Iterable[tuple[int, int, float]]:
         columns.positions.tolist(),
         columns.logprobs.tolist(),
         strict=True,
+    )
+
+
+def drive_runs(
+    runner: Runner, sequences: Sequence[DrivenSequence], rng: random.Random, most: int = 8
+) -> None:
+    """Runs all to their ends; in each step some of them, a part of a prompt or up to `most` + 1."""
+    step_id = 0
+    while unfinished := [(i, each) for i, each in enumerate(sequences) if each.num_left > 0]:
+        chosen = [pair for pair in unfinished if rng.random() < 0.8] or unfinished[:1]
+        step_id += 1
+        rows, permitted = [], []
+        for _, each in chosen:
+            pending = each.tokens[each.num_computed :]
+            chunk = pending[: rng.randint(1, len(pending))] if len(pending) > 1 else pending
+            is_whole = len(chunk) == len(pending)
+            rows.append(replace(next_row(each, None), tokens=chunk, samples=is_whole))
+            permitted.append(min(rng.randint(0, most), each.num_left - 1) if is_whole else 0)
+        step = make_step(rows, step_id=step_id)
+        step = replace(step, row_ids=np.array([index for index, _ in chosen], np.int32))
+        if any(permitted):
+            step = replace(step, num_run_on_tokens=np.array(permitted, np.int32))
+        output = execute_step(runner, step)
+        for index, (_, each) in enumerate(chosen):
+            tokens = output.token_ids_of(index)
+            assert bool(tokens) == rows[index].samples
+            assert len(tokens) <= permitted[index] + 1
+            each.num_computed += len(rows[index].tokens) + max(0, len(tokens) - 1)
+            each.output += tokens
+
+
+_MAX_DRAFTS, _MAX_RUN_ON = 5, 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Several:
+    """Drafts and extra tokens that a row may get, and the tokens expected of it.
+
+    `num_right`: of the drafts.
+    """
+
+    drafts: Sequence[int]
+    num_right: int
+    num_run_on: int
+    expected: Sequence[int]
+
+
+def drive_drafted(
+    runner: Runner,
+    sequences: Sequence[DrivenSequence],
+    truths: Sequence[DrivenSequence],
+    *,
+    block_size: int,
+    num_blocks: int,
+    vocab_size: int,
+    chunk_size: int | None = None,
+    seed: int = 0,
+) -> int:
+    """Runs all `sequences` to their end, with drafts of any quality, and short runs.
+
+    `truths`: the same sequences as they are without. Each step must bring what these have: as many
+    tokens as there are right drafts, and as are run on for, up to one that ends the sequence.
+    Fills the sequences. Returns how many drafts were taken.
+    """
+    rng, num_taken, step_id = random.Random(seed), 0, 0
+    give_blocks(sequences, block_size, num_blocks, seed)
+    while not all(sequence.is_finished for sequence in sequences):
+        step_id += 1
+        running = [pair for pair in zip(sequences, truths, strict=True) if not pair[0].is_finished]
+        rows = [next_row(sequence, chunk_size) for sequence, _ in running]
+        several = [
+            _draft(row, sequence, truth, vocab_size, rng)
+            for row, (sequence, truth) in zip(rows, running, strict=True)
+        ]
+        step = replace(
+            make_step(rows, step_id=step_id),
+            num_run_on_tokens=np.array([each.num_run_on for each in several], np.int32),
+            drafts=TokenRuns.of([each.drafts for each in several]),
+        )
+        _apply_drafted(
+            [sequence for sequence, _ in running], rows, several, execute_step(runner, step)
+        )
+        num_taken += sum(each.num_right for each in several)
+    return num_taken
+
+
+def _draft(
+    row: Row, sequence: DrivenSequence, truth: DrivenSequence, vocab_size: int, rng: random.Random
+) -> _Several:
+    if not row.samples:
+        return _Several((), 0, 0, ())
+    rest = truth.output[len(sequence.output) :]
+    drafts = rest[: rng.randint(0, min(_MAX_DRAFTS, len(rest) - 1))]
+    num_right = rng.randint(0, len(drafts))
+    for index in range(num_right, len(drafts)):
+        # Behind a wrong one, anything.
+        drafts[index] = (drafts[index] + rng.choice((0, 1)) + (index == num_right)) % vocab_size
+    while num_right < len(drafts) and drafts[num_right] == rest[num_right]:
+        num_right += 1
+    num_run_on = rng.randint(0, min(_MAX_RUN_ON, len(rest) - 1 - len(drafts)))
+    expected = rest[: 1 + num_right + num_run_on]
+    for index, token_id in enumerate(expected):
+        if token_id in sequence.params.stop_token_ids:
+            expected = expected[: index + 1]
+            break
+    return _Several(drafts, num_right, num_run_on, expected)
+
+
+def _apply_drafted(
+    running: Sequence[DrivenSequence],
+    rows: Sequence[Row],
+    several: Sequence[_Several],
+    output: StepOutput,
+) -> None:
+    assert not output.row_errors, output.row_errors
+    assert output.runs is not None
+    assert output.runs.rows == [list(each.expected) for each in several]
+    assert [tokens[-1] if tokens else -1 for tokens in output.runs.rows] == (
+        output.sampled_token_ids.tolist()
+    )
+    for sequence, row, tokens in zip(running, rows, output.runs.rows, strict=True):
+        sequence.num_computed += len(row.tokens) + max(0, len(tokens) - 1)
+        sequence.output += tokens
+    for index, position, logprob in entries(output.logprobs):
+        sequence = running[index]
+        assert position == len(sequence.prompt) + len(sequence.logprobs)
+        sequence.logprobs.append(logprob)
+    for index, position, logprob in entries(output.prompt_logprobs):
+        assert position not in running[index].prompt_logprobs
+        running[index].prompt_logprobs[position] = logprob
+
+
+def make_sampling_rows(
+    params: Sequence[SamplingParams],
+    *,
+    seeds: npt.ArrayLike | None = None,
+    positions: npt.ArrayLike = 9,
+    num_prompt_tokens: int = 4,
+    histories: Sequence[Sequence[int] | None] | None = None,
+    masks: TokenMasks | None = None,
+) -> SamplingRows:
+    """One row for each of `params`. A single position is that of all rows; seeds count from 0."""
+    count = len(params)
+    return SamplingRows(
+        params=ParamRows.of(params),
+        seeds=np.arange(count, dtype=np.int64) if seeds is None else np.array(seeds, np.int64),
+        positions=np.broadcast_to(positions, count).astype(np.int32),
+        num_prompt_tokens=np.full(count, num_prompt_tokens, np.int32),
+        histories=[None] * count if histories is None else histories,
+        masks=masks,
     )

@@ -42,7 +42,7 @@ _KEEPS_HISTORY = ("repetition_penalty", "frequency_penalty", "num_prompt_logprob
 
 @dataclass(slots=True)
 class _Sequence:
-    """What the scheduler knows of one row. `sampled_in`: the step that sampled the last token.
+    """Scheduler's state of one row. `sampled_in`: the step that sampled the last token.
 
     `num_tokens` counts those that are on their way; `known` are the others.
     """

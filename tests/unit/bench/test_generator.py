@@ -11,7 +11,7 @@ from splitserve_bench.load.generator import Generator, Pace
 from splitserve_bench.load.outcome import LoadAbandoned, Outcome
 from splitserve_bench.targets.target import AskFailed
 from splitserve_bench.workloads.conversation import Conversation, PromptPiece, Turn
-from tests.support.bench.scripted import Script, ScriptedTarget, at, run_virtually
+from tests.support.bench.targets import Script, ScriptedTarget, at, run_virtually
 
 # The first is due so much after the beginning, so that it can be made ready.
 LEAD_S = 0.05

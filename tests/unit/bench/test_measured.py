@@ -14,7 +14,7 @@ from splitserve_bench.reports.report import TargetReport, report_of
 from splitserve_bench.runs import RunConfig, run_load
 from splitserve_bench.targets.target import AnswerSummary, AskFailed
 from splitserve_bench.workloads.conversation import Conversation
-from tests.support.bench.scripted import Script, ScriptedTarget, at, run_virtually
+from tests.support.bench.targets import Script, ScriptedTarget, at, run_virtually
 
 EXACT = 0.0011  # what a histogram's classes are wide
 

@@ -16,8 +16,17 @@ from splitserve_bench.runs import RunConfig, run_load
 from splitserve_bench.targets.openai_target import AnswerReader, OpenAiTarget
 from splitserve_bench.targets.target import AskFailed, AskOptions
 from splitserve_bench.workloads.conversation import Conversation, PromptPiece, Turn
-from tests.support.bench.openai_server import Answer, OpenAiServer, delta, end, event, text, usage
-from tests.support.bench.scripted import at, run_virtually
+from tests.support.bench.targets import (
+    Answer,
+    OpenAiServer,
+    at,
+    delta,
+    end,
+    event,
+    run_virtually,
+    text,
+    usage,
+)
 
 NAMES = st.sampled_from([
     "choices", "delta", "content", "text", "finish_reason", "tool_calls", "usage", "error",

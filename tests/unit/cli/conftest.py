@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.fakes.scheduler_thread import FakeServer
+from tests.support.fakes.running_schedulers import FakeServer
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from splitserve_cli.serve_config import ServeConfig
 from splitserve_cli.welcome import welcome
 from splitserve_rpc.access import Access
 from splitserve_rpc.server import ServerSecurity
-from tests.support.fakes.scheduler_thread import FakeServer
+from tests.support.fakes.running_schedulers import FakeServer
 from tests.support.processes.patience import PATIENCE_S
-from tests.support.security.callers import OneKey
+from tests.support.security.credentials import OneKey
 
 KEY = "sk-ss-a1-the-secret-of-alice"
 COMMANDS = [["generate", "--max-tokens=2", "t1"], ["info"]]

@@ -15,9 +15,8 @@ from splitserve_cli.generate import SeveralTextsOutput
 from splitserve_cli.main import main
 from splitserve_client import End, FinishReason, Piece, SequenceFinish, Usage
 from splitserve_rpc.domain_error import DomainError
-from tests.support.fakes.fake_generation import expected_tokens, logprob_of
-from tests.support.fakes.fake_scheduler import RECOMMENDED
-from tests.support.fakes.scheduler_thread import FakeServer, words_of
+from tests.support.fakes.fake_scheduler import RECOMMENDED, expected_tokens, logprob_of
+from tests.support.fakes.running_schedulers import FakeServer, words_of
 
 
 def test_generate_streams_text_when_the_prompt_is_an_argument(

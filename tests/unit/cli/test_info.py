@@ -12,7 +12,7 @@ from splitserve.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from splitserve_cli.main import main
 from splitserve_rpc.access import Access, ClusterIdentity
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server
-from tests.support.fakes.scheduler_thread import FakeServer
+from tests.support.fakes.running_schedulers import FakeServer
 
 
 def test_info_shows_model_and_pools_when_an_executor_is_there(

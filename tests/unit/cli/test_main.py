@@ -15,8 +15,8 @@ from packaging.requirements import Requirement
 
 from splitserve_cli.extras import MODULES
 from splitserve_cli.main import main
-from tests.support.fakes.scheduler_thread import FakeServer
-from tests.support.processes.interrupts import children_take_sigint
+from tests.support.fakes.running_schedulers import FakeServer
+from tests.support.processes.forked import children_take_sigint
 from tests.support.processes.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]

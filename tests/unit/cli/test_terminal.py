@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from splitserve_cli.command_line import as_seen_by_people
 from splitserve_cli.main import main
-from tests.support.fakes.fake_generation import expected_tokens
-from tests.support.fakes.scheduler_thread import FakeServer
+from tests.support.fakes.fake_scheduler import expected_tokens
+from tests.support.fakes.running_schedulers import FakeServer
 
 # Clears the screen, and sets the title of the window by 8-bit controls.
 HOSTILE = "\x1b[2J\x9d0;mine\x07\r\x7f"

@@ -12,8 +12,8 @@ import pytest
 from splitserve_cli.main import main
 from splitserve_cli.serve_config import HttpTls, ServeConfig
 from splitserve_cli.welcome import welcome
-from tests.support.fakes.fake_generation import expected_tokens
-from tests.support.fakes.scheduler_thread import FakeServer
+from tests.support.fakes.fake_scheduler import expected_tokens
+from tests.support.fakes.running_schedulers import FakeServer
 
 
 def _welcome(server: FakeServer, *, with_demo: bool) -> None:

@@ -33,8 +33,7 @@ from splitserve_client import (
     Tokens,
 )
 from splitserve_rpc.domain_error import DomainError
-from tests.support.fakes.fake_generation import expected_tokens
-from tests.support.fakes.fake_scheduler import Cut, Failed, FakeScheduler, start
+from tests.support.fakes.fake_scheduler import Cut, Failed, FakeScheduler, expected_tokens, start
 from tests.support.processes.patience import PATIENCE_S
 from tests.unit.client.conftest import VirtualTime
 

@@ -26,12 +26,17 @@ from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import ServerSecurity
 from splitserve_rpc.tls import Tls
 from tests.contract.stranger.process import poll
-from tests.support.fakes.fake_generation import VOCAB_SIZE, expected_tokens
-from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, start
+from tests.support.fakes.fake_scheduler import (
+    VOCAB_SIZE,
+    Cut,
+    FakeScheduler,
+    expected_tokens,
+    start,
+)
 from tests.support.models import tiny_tokenizers
 from tests.support.processes.addresses import reserve_address
-from tests.support.security.callers import OneKey
 from tests.support.security.cluster import Certificates
+from tests.support.security.credentials import OneKey
 from tests.unit.client.conftest import VirtualTime
 
 PROMPT = [3, 4, 5]

@@ -19,8 +19,7 @@ from splitserve_client import (
 )
 from splitserve_client.connection import MAX_HOPS, Connection, allowed
 from splitserve_rpc.domain_error import DomainError
-from tests.support.fakes.fake_generation import expected_tokens
-from tests.support.fakes.fake_scheduler import FakeScheduler, start
+from tests.support.fakes.fake_scheduler import FakeScheduler, expected_tokens, start
 
 OWN = "10.0.0.5:50051"
 SIBLING, OTHER = "10.0.0.5:50061", "10.0.0.6:50051"

@@ -15,9 +15,8 @@ from splitserve_client import (
     Prompt,
     SamplingParams,
 )
-from tests.support.fakes.fake_generation import VOCAB_SIZE, expected_tokens
-from tests.support.fakes.fake_scheduler import Cut, FakeScheduler
-from tests.support.fakes.scheduler_thread import TEMPLATE
+from tests.support.fakes.fake_scheduler import VOCAB_SIZE, Cut, FakeScheduler, expected_tokens
+from tests.support.fakes.running_schedulers import TEMPLATE
 from tests.support.models import tiny_tokenizers
 from tests.unit.client.conftest import VirtualTime
 

@@ -23,8 +23,7 @@ from splitserve_client.schedulers import Schedulers
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import RunningServer
 from tests.contract.stranger.process import poll
-from tests.support.fakes.fake_generation import expected_tokens
-from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, start
+from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, expected_tokens, start
 
 PROMPT = [3, 4, 5]
 PARAMS = SamplingParams(seed=7, max_tokens=6)

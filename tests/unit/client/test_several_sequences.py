@@ -18,8 +18,7 @@ from splitserve_client import (
     Tokens,
     collect_generation,
 )
-from tests.support.fakes.fake_generation import expected_tokens, logprob_of
-from tests.support.fakes.fake_scheduler import FakeScheduler
+from tests.support.fakes.fake_scheduler import FakeScheduler, expected_tokens, logprob_of
 from tests.support.processes.patience import PATIENCE_S
 from tests.unit.client.test_client import PROMPT, cut_at
 

@@ -23,9 +23,8 @@ from splitserve_client import (
 )
 from splitserve_client.text_map import ProgressLine
 from splitserve_rpc.domain_error import DomainError
-from tests.support.fakes.fake_generation import VOCAB_SIZE, expected_tokens
-from tests.support.fakes.fake_scheduler import FakeScheduler
-from tests.support.fakes.scheduler_thread import TEMPLATE, FakeServer
+from tests.support.fakes.fake_scheduler import VOCAB_SIZE, FakeScheduler, expected_tokens
+from tests.support.fakes.running_schedulers import TEMPLATE, FakeServer
 from tests.support.models import tiny_tokenizers
 
 PARAMS = SamplingParams(seed=5, max_tokens=4)

@@ -14,8 +14,7 @@ from splitserve_client import (
     UnreadBudget,
 )
 from splitserve_client.session_request import SessionRequest, Wakeups
-from tests.support.fakes.fake_generation import expected_tokens
-from tests.support.fakes.fake_scheduler import FakeScheduler
+from tests.support.fakes.fake_scheduler import FakeScheduler, expected_tokens
 from tests.unit.client.test_client import collect
 
 

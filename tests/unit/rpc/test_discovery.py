@@ -38,7 +38,7 @@ def test_discovery_is_refused_when_it_names_too_many() -> None:
 
 
 @pytest.mark.parametrize("host", ["dns", "file"])
-async def test_address_is_one_when_its_host_has_the_name_of_a_form(host: str) -> None:
+async def test_host_may_have_the_name_of_a_form(host: str) -> None:
     found = discovery(f"{host}:50050")
     assert isinstance(found, StaticDiscovery)
     assert await found.addresses() == (f"{host}:50050",)
@@ -141,7 +141,7 @@ def unanswered() -> asyncio.Future[list[str]]:
     return asyncio.get_running_loop().create_future()
 
 
-async def test_name_means_what_it_meant_while_its_server_takes_its_time(
+async def test_name_keeps_its_addresses_while_its_server_is_slow(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     slow, again = unanswered(), unanswered()
@@ -206,7 +206,7 @@ async def test_slow_name_server_is_in_the_log_once(caplog: pytest.LogCaptureFixt
     ]
 
 
-async def test_name_that_is_not_known_says_what_was_answered_while_others_are_open() -> None:
+async def test_unknown_name_reports_the_answer_of_its_server() -> None:
     first, second = unanswered(), unanswered()
     names = _Names(first, second)
     asking = asyncio.create_task(names.named.addresses())
@@ -223,7 +223,7 @@ async def test_name_that_is_not_known_says_what_was_answered_while_others_are_op
     assert await names.named.addresses() == ("10.0.0.1:50050",)
 
 
-async def test_name_is_not_resolved_when_there_is_no_thread_to_ask(
+async def test_name_is_not_resolved_when_no_thread_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def start(_: threading.Thread) -> None:

@@ -116,7 +116,7 @@ async def test_peer_answers_again_when_it_was_silent(peer: Peer) -> None:
     assert await peer.watch.tick() is PeerState.ANSWERS
 
 
-async def test_pause_of_our_own_is_not_taken_for_silence_of_the_peer(peer: Peer) -> None:
+async def test_peer_answers_when_the_watch_itself_was_paused(peer: Peer) -> None:
     # Each time an answer is there, and not read yet.
     peer.late_s = iter([60.0, 0.0, 0.0] * 20)
     peer.answers_anew = False

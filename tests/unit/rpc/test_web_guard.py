@@ -45,7 +45,7 @@ def test_guard_refuses_hosts_that_a_page_may_have(host: str) -> None:
     assert status_of(WebGuard(("*",)), host=host) == 200
 
 
-def test_guard_refuses_a_request_when_one_of_two_hosts_is_not_allowed() -> None:
+def test_guard_refuses_two_hosts_when_one_is_not_allowed() -> None:
     headers = [(b"host", b"localhost"), (b"host", b"evil.example")]
     assert GUARD.refusal("GET", headers) is not None
 
@@ -93,7 +93,7 @@ def test_guard_decides_by_the_page_that_asks(
         ("GET", {"sec-fetch-mode": "cors"}, 403),
     ],
 )
-def test_guard_lets_a_user_follow_a_link_and_a_page_load_nothing(
+def test_guard_allows_links_but_not_subresources(
     method: str, changes: dict[str, str], status: int
 ) -> None:
     fields = {"sec-fetch-site": "cross-site", **NAVIGATES, **changes}

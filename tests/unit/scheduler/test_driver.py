@@ -23,9 +23,8 @@ from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.streams.sinks import RequestSink
 from splitserve_rpc.process_log import JsonFormatter
-from tests.support.core.machines import VOCAB_SIZE, Machine
+from tests.support.core.machines import VOCAB_SIZE, Fleet, Machine, turns
 from tests.support.core.pure_fleet import Broken
-from tests.support.core.stepped_fleet import Fleet, turns
 
 MS = 1_000_000
 

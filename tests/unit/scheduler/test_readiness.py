@@ -20,8 +20,7 @@ from scheduler_service.service.readiness import (
     StallWatchdog,
 )
 from splitserve.scheduler.v1 import scheduler_pb2
-from tests.support.core.machines import Machine
-from tests.support.core.stepped_fleet import Fleet, turns
+from tests.support.core.machines import Fleet, Machine, turns
 
 BUSY = ReadinessInputs(
     is_draining=False,

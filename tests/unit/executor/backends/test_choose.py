@@ -21,7 +21,7 @@ from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.cpu.library import NativeLibrary
 from splitserve_kernels.cpu.operations import NativeAttention
-from tests.support.models.served_logits import served_logits
+from tests.support.models.model_pair import served_logits
 from tests.support.models.tiny_models import make_tiny_model
 
 BLOCK_SIZE = 8

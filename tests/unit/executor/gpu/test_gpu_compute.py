@@ -20,7 +20,7 @@ from executor_service.device.uploads import Uploads
 from executor_service.model.loaded_model import LoadedModel, weights_bytes
 from executor_service.model.paged_model import torch_model
 from executor_service.sampling.sampler import SamplingRows, adjust_in_torch, draw_unseen_in_torch
-from tests.support.models.served_logits import served_logits
+from tests.support.models.model_pair import served_logits
 from tests.support.models.tiny_models import make_tiny_model
 
 pytest.importorskip("triton", reason="triton is not installed")

@@ -33,8 +33,7 @@ from splitserve_kernels.paged_batch import (
     PagedBatch,
 )
 from tests.support.devices.recorded_ops import TORCH_KERNELS, RecordedOps, RunAgain, StaticAttention
-from tests.support.models.hugging_face import generate_greedily, load_reference
-from tests.support.models.served_logits import served_logits
+from tests.support.models.model_pair import generate_greedily, load_reference, served_logits
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import DrivenSequence, Row, drive, make_step
 

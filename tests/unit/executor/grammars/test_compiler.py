@@ -21,8 +21,7 @@ from splitserve_grammars.trial import (
     TrialUnavailable,
     trial_command,
 )
-from tests.support.grammars.failing_trials import failing_first
-from tests.support.grammars.sampled_texts import byte_level_texts, json_schema
+from tests.support.grammars.sampled_texts import byte_level_texts, failing_first, json_schema
 
 TIMEOUT_S = 240.0
 NUM_BYTES = 1000

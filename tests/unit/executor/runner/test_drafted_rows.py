@@ -21,9 +21,8 @@ from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.steps.sampling_params import SamplingParams
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.models.tiny_models import VOCAB_SIZE, load_tiny_model
-from tests.support.steps import drafted_driver
-from tests.support.steps.drafted_driver import drive_drafted
-from tests.support.steps.step_driver import DrivenSequence, drive
+from tests.support.steps import step_driver
+from tests.support.steps.step_driver import DrivenSequence, drive, drive_drafted
 
 NUM_BLOCKS = 160
 
@@ -115,7 +114,7 @@ def test_tokens_are_the_same_when_a_device_verifies_drafts(
 ) -> None:
     """Drafts are computed in the row before them."""
     # A device with memory of its own lets no row run on that has drafts.
-    monkeypatch.setattr(drafted_driver, "_MAX_RUN_ON", 0)
+    monkeypatch.setattr(step_driver, "_MAX_RUN_ON", 0)
     monkeypatch.setattr(forward_pass, "MOST_PROMPTS", max_joined)
     loaded = load_tiny_model(architecture, tmp_path, seed=2)
     joined: list[int] = []

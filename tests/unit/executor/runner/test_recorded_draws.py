@@ -20,8 +20,7 @@ from executor_service.sampling.sampler import SamplingRows, StaticDraw, draw_in_
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import StepInput, StepOutput
 from tests.support.devices.late_device import LateStreams, late_runner
-from tests.support.devices.recorded_ops import RecordedOps, static_model
-from tests.support.devices.static_draw import SortingDraw
+from tests.support.devices.recorded_ops import RecordedOps, SortingDraw, static_model
 from tests.support.models.tiny_models import load_tiny_model
 from tests.support.steps.step_driver import Row, make_step
 from tests.unit.executor.runner.recorded_steps import (

@@ -21,7 +21,7 @@ from executor_service.sampling.logit_adjustments import adjust_logits, unpack_wo
 from executor_service.sampling.sampler import SamplingRows, draw_in_torch, sample
 from executor_service.sampling.token_counts import IN_PROMPT, CountedRows, TokenCounts
 from executor_service.steps.sampling_params import Grammar, SamplingParams, TokenMasks
-from tests.support.steps.sampling_rows import make_sampling_rows
+from tests.support.steps.step_driver import make_sampling_rows
 
 NUM_TOKENS = 77
 NUM_WORDS = 3

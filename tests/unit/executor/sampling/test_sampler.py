@@ -25,8 +25,8 @@ from executor_service.sampling.token_counts import TokenCounts
 from executor_service.sampling.truncation import ScoredTokens, make_columns, score
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import LogprobColumns
-from tests.support.devices.no_waits import WaitedForDevice, nobody_waits
-from tests.support.steps.sampling_rows import make_sampling_rows
+from tests.support.devices.recorded_ops import WaitedForDevice, nobody_waits
+from tests.support.steps.step_driver import make_sampling_rows
 
 Floats = npt.NDArray[np.float32]
 VOCAB_SIZE = 701

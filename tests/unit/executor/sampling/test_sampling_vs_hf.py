@@ -31,7 +31,7 @@ from executor_service.sampling.logit_adjustments import adjust_logits
 from executor_service.sampling.token_counts import TokenCounts
 from executor_service.sampling.truncation import truncate
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
-from tests.support.steps.sampling_rows import make_sampling_rows
+from tests.support.steps.step_driver import make_sampling_rows
 
 VOCAB_SIZE = 613
 NUM_ROWS = 6

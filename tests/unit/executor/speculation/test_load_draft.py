@@ -36,8 +36,7 @@ from tests.support.models.tiny_models import (
     load_engine_of,
     make_tiny_model,
 )
-from tests.support.steps.run_driver import run
-from tests.support.steps.step_driver import GREEDY, DrivenSequence, Row, make_step
+from tests.support.steps.step_driver import GREEDY, DrivenSequence, Row, drive_runs, make_step
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +80,7 @@ def test_engine_brings_the_same_tokens_with_a_draft(models: dict[str, Path], dra
             )
             for number in range(2)
         ]
-        run(engine.runner, sequences, random.Random(3))
+        drive_runs(engine.runner, sequences, random.Random(3))
         outputs.append([each.output for each in sequences])
     assert outputs[0] == outputs[1]
 
@@ -239,7 +238,7 @@ def test_rows_get_the_tokens_of_the_model_with_a_head(
             )
             for number, prompt in enumerate(PROMPTS[:3])
         ]
-        run(served.serving, sequences, random.Random(2))
+        drive_runs(served.serving, sequences, random.Random(2))
         outputs.append([each.output for each in sequences])
     assert outputs[0] == outputs[1]
 
@@ -274,7 +273,7 @@ def test_head_goes_on_from_other_blocks_when_a_row_was_swapped(model: Path, trai
     )
     sequence.num_computed = len(sequence.tokens) - 1
     before = served.counted.num_passes
-    run(served.serving, [sequence], random.Random(0), most=7)
+    drive_runs(served.serving, [sequence], random.Random(0), most=7)
     assert sequence.output == whole
     assert served.counted.num_passes - before < 24
 

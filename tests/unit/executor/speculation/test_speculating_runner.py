@@ -22,8 +22,7 @@ from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import Int32Array, StepInput, StepOutput
 from executor_service.steps.token_runs import TokenRuns
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, expected_tokens, no_fault
-from tests.support.steps.run_driver import run
-from tests.support.steps.step_driver import GREEDY, DrivenSequence
+from tests.support.steps.step_driver import GREEDY, DrivenSequence, drive_runs
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 256
@@ -114,7 +113,7 @@ def assert_tokens_are_right(sequences: list[DrivenSequence]) -> None:
 def run_some(pair: _Pair, rng: random.Random, params: SamplingParams = GREEDY) -> None:
     """Runs a few random sequences, whose tokens must be those of the model alone."""
     sequences = make_sequences(rng, rng.randint(1, 3), params)
-    run(pair.runner, sequences, rng)
+    drive_runs(pair.runner, sequences, rng)
     assert_tokens_are_right(sequences)
     assert not pair.model.violations
 
@@ -122,7 +121,7 @@ def run_some(pair: _Pair, rng: random.Random, params: SamplingParams = GREEDY) -
 def run_one(pair: _Pair, num_output: int = 200, **fields: Any) -> DrivenSequence:  # noqa: ANN401
     """The same for one sequence, with up to 8 guesses a step."""
     sequence = _one(num_output, **fields)
-    run(pair.runner, [sequence], random.Random(1), most=8)
+    drive_runs(pair.runner, [sequence], random.Random(1), most=8)
     assert_tokens_are_right([sequence])
     return sequence
 
@@ -210,7 +209,7 @@ def test_tokens_of_only_one_vocabulary_are_not_guessed() -> None:
     limits = DraftLimits(40, 32, MAX_MODEL_LEN, 64)
     runner = SpeculatingRunner(pair.model, Watched(watched, limits), pair.clock)
     sequence = _one()
-    run(runner, [sequence], random.Random(1), most=8)
+    drive_runs(runner, [sequence], random.Random(1), most=8)
     assert_tokens_are_right([sequence])
     assert 32 <= max(fed) < 40
     assert guessed
@@ -223,7 +222,7 @@ def test_row_ends_at_its_stop_token_when_it_was_guessed() -> None:
     end = truth.index(stop) + 1
     pair = make_pair()
     sequence = _one(params=replace(GREEDY, stop_token_ids=frozenset({stop})))
-    run(pair.runner, [sequence], random.Random(2), most=8)
+    drive_runs(pair.runner, [sequence], random.Random(2), most=8)
     assert sequence.output == truth[:end]
 
 
@@ -231,20 +230,20 @@ def test_row_ends_at_its_stop_token_when_it_was_guessed() -> None:
 def test_draft_computes_prompts_before_the_next_step_when_they_are_long(num_prompt: int) -> None:
     pair, rng = make_pair(), random.Random(0)
     sequence = DrivenSequence([5] * num_prompt, 1, seed=3, block_table=list(range(10)))
-    run(pair.runner, [sequence], rng)
+    drive_runs(pair.runner, [sequence], rng)
     before = len(pair.draft.steps)
-    run(pair.runner, [DrivenSequence([9], 1, seed=4, block_table=[20])], rng)
+    drive_runs(pair.runner, [DrivenSequence([9], 1, seed=4, block_table=[20])], rng)
     assert (len(pair.draft.steps) - before > 0) == (num_prompt > 16 and before == 0)
 
 
 def test_draft_guesses_at_once_when_it_was_not_asked_for_long() -> None:
     pair = make_pair()
     sequence = _one(150)
-    run(pair.runner, [sequence], random.Random(0), most=0)
+    drive_runs(pair.runner, [sequence], random.Random(0), most=0)
     assert not pair.draft.steps
     sequence.num_output_tokens = 200
     before = len(pair.model.steps)
-    run(pair.runner, [sequence], random.Random(0), most=8)
+    drive_runs(pair.runner, [sequence], random.Random(0), most=8)
     assert_tokens_are_right([sequence])
     assert len(pair.model.steps) - before < 20
     assert not pair.draft.violations

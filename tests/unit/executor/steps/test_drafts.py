@@ -15,8 +15,7 @@ from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import NO_MOVES, BlockMoves, RowStatus, StepInput, StepOutput
 from executor_service.steps.token_runs import TokenRuns
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
-from tests.support.steps.drafted_driver import drive_drafted
-from tests.support.steps.step_driver import DrivenSequence, Row, drive, make_step
+from tests.support.steps.step_driver import DrivenSequence, Row, drive, drive_drafted, make_step
 
 VOCAB_SIZE, BLOCK_SIZE, NUM_BLOCKS = 12, 4, 64
 PROMPT = [3, 7, 1, 9, 4]

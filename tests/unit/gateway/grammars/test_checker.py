@@ -24,7 +24,7 @@ from splitserve_gateway.grammars.checker import (
 )
 from splitserve_grammars.limits import MAX_GRAMMAR_BYTES, NUM_TRIES
 from splitserve_text.values import Choices, Grammar, JsonSchema, Lark, Regex
-from tests.support.grammars.failing_trials import failing_first
+from tests.support.grammars.sampled_texts import failing_first
 from tests.support.processes.patience import PATIENCE_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

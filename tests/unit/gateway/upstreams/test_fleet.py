@@ -28,7 +28,8 @@ from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_gateway.upstreams.upstream import Upstream
 from splitserve_rpc.discovery import StaticDiscovery
 from splitserve_rpc.domain_error import DomainError
-from tests.support.fakes.fake_fleet import (
+from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, expected_tokens, start
+from tests.support.fakes.running_schedulers import (
     EXPECTED,
     PARAMS,
     PROMPT,
@@ -36,8 +37,6 @@ from tests.support.fakes.fake_fleet import (
     refuse,
     schedulers,
 )
-from tests.support.fakes.fake_generation import expected_tokens
-from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, start
 
 pytestmark = pytest.mark.usefixtures("asked_once")
 

@@ -21,8 +21,15 @@ from splitserve_gateway.upstreams.upstream import Upstream
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 from splitserve_rpc.discovery import StaticDiscovery
 from splitserve_rpc.domain_error import DomainError
-from tests.support.fakes.fake_fleet import EXPECTED, PARAMS, PROMPT, Schedulers, refuse, schedulers
 from tests.support.fakes.fake_scheduler import FakeScheduler
+from tests.support.fakes.running_schedulers import (
+    EXPECTED,
+    PARAMS,
+    PROMPT,
+    Schedulers,
+    refuse,
+    schedulers,
+)
 
 pytestmark = pytest.mark.usefixtures("asked_often")
 

@@ -17,9 +17,8 @@ from scheduler_service.callers.open_callers import OpenedCallers, open_callers
 from scheduler_service.config import CallersConfig, TokensConfig
 from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.files import FilesUnusable
-from tests.support.fakes.listed_audit import ListedAudit
+from tests.support.security.credentials import KeyFile, ListedAudit, id_of
 from tests.support.security.issuer import AUDIENCE, Issuer, ec_key, http_server
-from tests.support.security.key_file import KeyFile, id_of
 
 
 class Site:

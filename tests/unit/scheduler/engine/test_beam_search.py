@@ -18,8 +18,10 @@ from scheduler_service.scheduler.values.beam_search import BeamSearch, Hypothesi
 from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome
 from scheduler_service.scheduler.values.request import FinishReason, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import BeamParams, EarlyStopping
-from tests.support.core.checked_engine import CheckedEngine, expected_hypotheses
 from tests.support.core.driver import CoreDriver
+from tests.support.core.in_process import CheckedEngine
+from tests.support.fakes.expected_outputs import Oracle, Spec
+from tests.support.fakes.fake_model import fake_logprob
 
 Tokens = tuple[int, ...]
 Scorer = Callable[[Tokens], Mapping[int, float]]
@@ -206,8 +208,9 @@ def test_beams_find_what_a_plain_search_finds(width: int) -> None:
     request = engine.add(PROMPT, max_tokens=9, beam=BeamParams(width), n=width)
     engine.run()
     found = [(c.token_ids, c.score, c.cumulative_logprob) for c in request.completions]
-    hypotheses = expected_hypotheses(request)
-    assert found == [(list(h.token_ids), h.score, h.cumulative_logprob) for h in hypotheses]
+    _, expected = Oracle(engine.config).make_request(Spec(tuple(PROMPT), request.params), 1)
+    logprobs = [sum(map(fake_logprob, tokens)) for tokens in expected.outputs]
+    assert found == list(zip(expected.outputs, expected.scores, logprobs, strict=True))
     assert len(found) == width
 
 

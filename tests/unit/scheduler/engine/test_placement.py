@@ -18,9 +18,8 @@ from scheduler_service.scheduler.values.request import (
     SequenceStatus,
 )
 from scheduler_service.scheduler.values.sampling_params import BeamParams
-from tests.support.core.checked_engine import CheckedEngine
-from tests.support.core.driver import EOS, CoreDriver, make_config
-from tests.support.core.parts import growing_rows
+from tests.support.core.driver import EOS, CoreDriver, growing_rows, make_config
+from tests.support.core.in_process import CheckedEngine
 
 SWAP, RECOMPUTE, AUTO = PreemptionMode.SWAP, PreemptionMode.RECOMPUTE, PreemptionMode.AUTO
 

@@ -22,8 +22,8 @@ from scheduler_service.scheduler.values.request import (
     SchedulingParams,
 )
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver, names
+from tests.support.core.in_process import CheckedEngine
 from tests.support.fakes.fake_runner import StepFault
 
 MAX_TOKENS = 6

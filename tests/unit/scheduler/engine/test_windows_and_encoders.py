@@ -7,8 +7,8 @@ import pytest
 from scheduler_service.scheduler.values.config import BatchPolicyName, Feature, PreemptionMode
 from scheduler_service.scheduler.values.plan import StepPlan
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
+from tests.support.core.in_process import CheckedEngine
 
 
 def most_blocks_in_use(engine: CheckedEngine) -> int:

@@ -12,8 +12,7 @@ from scheduler_service.executors.drains import Drained
 from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler.values.plan import PreemptionCause
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.machines import Machine
-from tests.support.core.stepped_fleet import Fleet, turns
+from tests.support.core.machines import Fleet, Machine, turns
 
 
 async def test_requests_that_wait_go_at_once_and_those_that_run_stay() -> None:

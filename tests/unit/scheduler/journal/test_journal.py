@@ -20,12 +20,12 @@ from scheduler_service.scheduler.scheduler import Scheduler
 from scheduler_service.scheduler.values.config import FleetConfig
 from scheduler_service.scheduler.values.plan import StepOutcome
 from splitserve.scheduler.v1 import journal_pb2 as pb
+from tests.support.core.pure_fleet import PureFleet, a_request
 from tests.support.core.recorded_run import (
     RandomRun,
-    RecordedScheduler,
     open_file,
-    plain_request,
     run_config,
+    run_machine,
 )
 
 BOUND = 600_000
@@ -72,11 +72,11 @@ class KeptSegments(SegmentFile):
 def test_entry_has_time_event_and_effects_when_the_scheduler_handled_it(
     path: Path, journal: FileJournal
 ) -> None:
-    recorded = RecordedScheduler(journal)
-    recorded.start()
+    recorded = PureFleet(journal=journal)
+    recorded.join(run_machine())
     recorded.now_ns = 7
-    recorded.submit(plain_request(1))
-    recorded.tick_if_due()
+    recorded.submit(a_request(1))
+    recorded.settle()
     journal.close()
 
     submitted, tick = entries_in(path)[-2:]
@@ -89,12 +89,12 @@ def test_entry_has_time_event_and_effects_when_the_scheduler_handled_it(
 
 
 def test_events_are_on_disk_when_no_step_is_in_flight(path: Path, journal: FileJournal) -> None:
-    recorded = RecordedScheduler(journal)
+    recorded = PureFleet(journal=journal)
 
-    recorded.start()
+    recorded.join(run_machine())
 
     assert kinds_in(path) == ["executor_joined", "executor_connected"]
-    recorded.submit(plain_request(1))
+    recorded.submit(a_request(1))
     recorded.run()
     assert kinds_in(path)[-1] == "step_completed"
 
@@ -102,18 +102,18 @@ def test_events_are_on_disk_when_no_step_is_in_flight(path: Path, journal: FileJ
 def test_events_are_on_disk_when_a_call_of_an_engine_raised(
     path: Path, journal: FileJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded = RecordedScheduler(journal)
-    recorded.start()
-    recorded.start("executor:2", 2)
-    recorded.submit(plain_request(1))
-    recorded.submit(plain_request(2))
-    recorded.tick_if_due()
+    recorded = PureFleet(journal=journal)
+    recorded.join(run_machine())
+    recorded.join(run_machine(address="executor:2", epoch=2))
+    recorded.submit(a_request(1))
+    recorded.submit(a_request(2))
+    recorded.settle()
 
     def fail(_engine: Engine, _outcome: StepOutcome) -> None:
         raise AssertionError("block 3 freed twice")
 
     monkeypatch.setattr(Engine, "apply", fail)
-    recorded.answer(next(each for each in recorded.executors.values() if each.in_flight))
+    recorded.answer(next(recorded.machines[each] for each, held in recorded.held.items() if held))
 
     assert kinds_in(path)[-1] == "step_completed"
     failed = [e.engine_failed for e in entries_in(path)[-1].effects if e.HasField("engine_failed")]
@@ -128,11 +128,11 @@ def test_events_are_on_disk_when_a_call_of_an_engine_raised(
 def test_entry_says_what_was_raised_when_the_scheduler_returned_nothing(
     path: Path, journal: FileJournal
 ) -> None:
-    recorded = RecordedScheduler(journal)
-    recorded.submit(plain_request(1))
+    recorded = PureFleet(journal=journal)
+    recorded.submit(a_request(1))
 
     with pytest.raises(AssertionError, match="request id in use"):
-        recorded.submit(plain_request(1))
+        recorded.submit(a_request(1))
     journal.close()
 
     assert [entry.raised for entry in entries_in(path)] == ["", "AssertionError"]
@@ -143,7 +143,7 @@ def test_batch_is_recorded_when_it_was_not_sent(path: Path, journal: FileJournal
     scheduler = Scheduler(FleetConfig())
     journal.begin(scheduler, FleetConfig())
     joined = events.ExecutorJoined("a:1", 1, run_config(), num_credits=1)
-    submitted = events.RequestSubmitted(plain_request(1))
+    submitted = events.RequestSubmitted(a_request(1))
     for event in (joined, events.ExecutorConnected("a:1"), submitted, events.Tick()):
         recording = journal.record(event, 5, None)
         recording.done(scheduler.handle(event, 5), [])
@@ -157,8 +157,8 @@ def test_batch_is_recorded_when_it_was_not_sent(path: Path, journal: FileJournal
 def test_position_is_that_of_the_event_when_it_is_being_handled(
     path: Path, journal: FileJournal
 ) -> None:
-    recorded = RecordedScheduler(journal)
-    recorded.start()
+    recorded = PureFleet(journal=journal)
+    recorded.join(run_machine())
 
     journal.record(events.Tick(), 1, None)
 
@@ -196,9 +196,9 @@ def test_segments_are_bounded_and_replay_alone(
 
 def test_event_is_left_out_when_it_fits_no_segment(path: Path) -> None:
     journal = open_file(path, 60_000)
-    recorded = RecordedScheduler(journal)
-    recorded.handle(events.RequestSubmitted(plain_request(1)))
-    too_long = plain_request(2)
+    recorded = PureFleet(journal=journal)
+    recorded.handle(events.RequestSubmitted(a_request(1)))
+    too_long = a_request(2)
     too_long.sequence.token_ids = too_long.sequence.token_ids.repeat(5000)
     too_long.sequence.num_prompt_tokens = 15_000
 
@@ -222,10 +222,10 @@ def test_recording_ends_and_serving_goes_on_when_the_disk_is_full(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    recorded = RecordedScheduler(journal)
-    recorded.start()
-    recorded.submit(plain_request(1, max_tokens=5))
-    recorded.tick_if_due()
+    recorded = PureFleet(journal=journal)
+    recorded.join(run_machine())
+    recorded.submit(a_request(1, max_tokens=5))
+    recorded.settle()
 
     def fail(_self: SegmentFile, _record: bytes) -> None:
         raise OSError(28, "No space left on device")
@@ -264,11 +264,11 @@ def test_recording_ends_when_a_checkpoint_fills_a_segment(
     path: Path,
 ) -> None:
     journal = open_file(path, 20_000)
-    recorded = RecordedScheduler(journal)
-    recorded.start()
+    recorded = PureFleet(journal=journal)
+    recorded.join(run_machine())
 
     for number in range(1, 100):
-        recorded.submit(plain_request(number))
+        recorded.submit(a_request(number))
         recorded.handle(events.RequestAborted(f"r{number}"))
 
     assert not journal.is_recording
@@ -280,8 +280,8 @@ def test_recording_ends_when_an_event_cannot_be_encoded(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal = open_file(path)
-    recorded = RecordedScheduler(journal)
-    spoiled = plain_request(1)
+    recorded = PureFleet(journal=journal)
+    spoiled = a_request(1)
     spoiled.arrival = 2**80
 
     recorded.handle(events.RequestSubmitted(spoiled))

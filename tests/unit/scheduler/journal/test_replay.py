@@ -26,9 +26,8 @@ from scheduler_service.scheduler.values.request import Request
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as pb
 from tests.support.core.in_process import SCHEDULER_EPOCH
-from tests.support.core.machines import Machine
+from tests.support.core.machines import Fleet, Machine, turns
 from tests.support.core.recorded_run import RandomRun, open_file, run_config, write_entries
-from tests.support.core.stepped_fleet import Fleet, turns
 
 ROOT = Path(__file__).resolve().parents[4]
 

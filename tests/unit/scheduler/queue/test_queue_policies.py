@@ -20,8 +20,15 @@ from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
 from scheduler_service.scheduler.values.config import PreemptionMode
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from splitserve_options.options import OPTIONS
-from tests.support.core.driver import CoreDriver, names
-from tests.support.core.queue_driver import admit_next, end, make_queue, make_request, order
+from tests.support.core.driver import (
+    CoreDriver,
+    admit_next,
+    end,
+    make_queue,
+    make_request,
+    names,
+    order,
+)
 
 ALL_NAMES = list(QUEUE_POLICIES)
 
@@ -63,7 +70,12 @@ def test_make_queue_policy_names_a_weight_out_of_range(name: str, weight: float)
 
 
 def test_priority_orders_by_class_then_arrival_when_several_wait() -> None:
-    waiting = [make_request(1, 3), make_request(2, -1), make_request(3, 0), make_request(4, -1)]
+    waiting = [
+        make_request(1, 3),
+        make_request(2, -1),
+        make_request(3, 0),
+        make_request(4, -1),
+    ]
     assert order(make_queue("priority", waiting)) == [2, 4, 3, 1]
 
 

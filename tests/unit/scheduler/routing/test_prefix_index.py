@@ -20,7 +20,7 @@ from scheduler_service.scheduler.routing.prefix_index import (
 from scheduler_service.scheduler.values.config import SchedulerConfig
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from tests.support.core.parts import Tables
+from tests.support.core.driver import Tables
 
 PROMPT = list(range(1, 14))  # Three full blocks of 4, and one token.
 

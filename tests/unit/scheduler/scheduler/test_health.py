@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,7 @@ from scheduler_service.scheduler.values.admission import AssignedFor
 from scheduler_service.watching.life import LifeKind
 from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from tests.support.core.machines import Machine
-from tests.support.core.stepped_fleet import Fleet, turns
+from tests.support.core.machines import Fleet, Machine, turns
 
 SICK, WELL = ("sick:1", 1), ("well:1", 1)
 
@@ -259,7 +259,8 @@ async def test_life_says_where_a_request_failed_and_was_retried() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3])
 async def test_healthy_executors_stay_when_requests_fail_everywhere(guilt: str, count: int) -> None:
     fleet = Fleet(ClusterConfig())
-    machines = [Machine(f"executor:{number}", **{guilt: 5}) for number in range(count)]
+    options: dict[str, Any] = {guilt: 5}
+    machines = [Machine(f"executor:{number}", **options) for number in range(count)]
     for machine in machines:
         await fleet.join(machine)
     fleet.submit(*range(1, 41))

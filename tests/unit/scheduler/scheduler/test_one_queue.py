@@ -12,7 +12,7 @@ from scheduler_service.scheduler.values.config import Feature, PreemptionMode
 from splitserve_rpc.domain_error import DomainError
 from tests.support.core.checks import check_blocks, check_requests, check_rows
 from tests.support.core.machines import VOCAB_SIZE
-from tests.support.fakes.fake_chain import expected_tokens
+from tests.support.fakes.fake_model import expected_tokens
 from tests.unit.scheduler.scheduler.routed_fleet import MS, ONE_ROW, RoutedFleet
 
 POLICIES = ["fcfs", "priority", "fair", "deadline"]

@@ -19,7 +19,6 @@ from scheduler_service.scheduler.effects import (
 from scheduler_service.scheduler.executor_losses import RETURN_NS, LossCause
 from scheduler_service.scheduler.values.admission import AssignedFor
 from scheduler_service.scheduler.values.config import Feature
-from scheduler_service.scheduler.values.plan import StepOutcome, StepStatus
 from scheduler_service.scheduler.values.request import SchedulingParams
 from tests.support.core.machines import Machine
 from tests.support.core.pure_fleet import (
@@ -222,9 +221,7 @@ def test_nobody_is_blamed_for_batches_too_large_to_send() -> None:
     fleet.settle()
     fleet.join(a_machine(2))
     for _ in range(2):
-        plan, _ = fleet.held[machine.address].popleft()
-        outcome = StepOutcome(plan.step_id, StepStatus.REFUSED)
-        fleet.handle(events.StepCompleted(machine.address, outcome, was_sent=False))
+        fleet.refuse(machine)
         fleet.settle()
     assert fleet.effects_of(RequestMoved) == []
     assert fleet.requests_at(machine) == ["r1"]

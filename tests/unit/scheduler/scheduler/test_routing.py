@@ -247,7 +247,8 @@ def lines_of_a_step(num_executors: int) -> int:
         fleet.begin(number, [1 + number % 90, 2, 3])
     fleet.push("arrival", priority=-1)
     assert fleet.begun() == []
-    plan, result = fleet.held["executor:0"].popleft()
+    plan, batch = fleet.held["executor:0"].popleft()
+    result = fleet.machines["executor:0"].compute(batch)
     done = events.StepCompleted("executor:0", decode_result(result, len(plan.work.row_ids)))
     return num_lines(lambda: fleet.scheduler.handle(done, 200 * MS))
 

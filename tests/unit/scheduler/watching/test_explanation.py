@@ -19,10 +19,7 @@ from scheduler_service.watching.explain_journal import lives_of
 from scheduler_service.watching.explanation import MAX_FOUND, explain, find_lives, near_ids
 from scheduler_service.watching.life import Life, LifeKind
 from scheduler_service.watching.life_recorder import LifeRecorder
-from tests.support.core.machines import Machine
-from tests.support.core.some_turns import submitted
-from tests.support.core.stepped_fleet import turns
-from tests.support.core.told_fleet import S, ToldFleet
+from tests.support.core.machines import NS_PER_S, Machine, RecordedFleet, submission, turns
 
 HEX = "0123456789abcdef0123456789abcdef"
 
@@ -31,7 +28,7 @@ def recorder_of(*names: RequestName) -> LifeRecorder:
     recorder = LifeRecorder(100, lambda: 0)
     for name in names:
         request = Request.create(name.key, [1], SamplingParams(), arrival=1, seed=1)
-        recorder.see(submitted(request, name))
+        recorder.see(submission(request, name))
     return recorder
 
 
@@ -93,7 +90,7 @@ def test_name_of_a_key_is_that_of_its_tenant() -> None:
         assert RequestName.of_key(name.key, name.tenant or "") == name
 
 
-async def _swaps_and_a_loss(told: ToldFleet) -> None:
+async def _swaps_and_a_loss(told: RecordedFleet) -> None:
     """Preempts and swaps requests, and loses an executor, of which another takes them."""
     first, second = (Machine(f"executor:{n}", num_host_blocks=20) for n in (1, 2))
     await told.fleet.join(first)
@@ -110,7 +107,7 @@ async def _swaps_and_a_loss(told: ToldFleet) -> None:
         await told.release(second)
 
 
-async def _losses(told: ToldFleet, num_machines: int) -> None:
+async def _losses(told: RecordedFleet, num_machines: int) -> None:
     """Loses all executors but the last, one after the other, with the same two requests."""
     machines = [Machine(f"executor:{number}") for number in range(num_machines)]
     await told.fleet.join(machines[0])
@@ -121,15 +118,15 @@ async def _losses(told: ToldFleet, num_machines: int) -> None:
     await told.fleet.finish(machines[-1])
 
 
-async def _wait_for_an_executor(told: ToldFleet) -> None:
+async def _wait_for_an_executor(told: RecordedFleet) -> None:
     first, second = Machine("executor:1"), Machine("executor:2")
     await told.fleet.join(first)
     assert first.link is not None
     first.link.break_off()
     await turns()
-    told.fleet.now_ns += 2 * S
+    told.fleet.now_ns += 2 * NS_PER_S
     told.fleet.submit(1)
-    told.fleet.now_ns += 5 * S
+    told.fleet.now_ns += 5 * NS_PER_S
     await told.fleet.join(second)
     await told.fleet.finish(second)
 
@@ -139,10 +136,10 @@ SUSPICIOUS = ClusterConfig(max_executor_losses=1)
 
 
 async def _recorded(
-    path: Path, config: ClusterConfig, run: Callable[[ToldFleet], Awaitable[None]]
-) -> ToldFleet:
+    path: Path, config: ClusterConfig, run: Callable[[RecordedFleet], Awaitable[None]]
+) -> RecordedFleet:
     journal = FileJournal(path, 2**24)
-    told = ToldFleet(config, journal=journal)
+    told = RecordedFleet(config, journal=journal)
     await run(told)
     await told.close()
     journal.close()
@@ -171,7 +168,7 @@ def _story(life: Life) -> list[tuple[int, LifeKind, str, str, dict[str, int]]]:
 async def test_journal_tells_what_was_told_when_requests_ran(
     tmp_path: Path,
     config: ClusterConfig,
-    run: Callable[[ToldFleet], Awaitable[None]],
+    run: Callable[[RecordedFleet], Awaitable[None]],
     num_lives: int,
     kinds: set[LifeKind],
 ) -> None:
@@ -203,9 +200,9 @@ async def test_later_segment_tells_when_requests_came(
     tmp_path: Path,
 ) -> None:
     journal = FileJournal(tmp_path / "journal", 110_000)
-    told = ToldFleet(num_kept=20, journal=journal)
+    told = RecordedFleet(num_kept=20, journal=journal)
     machine = Machine("executor:1")
-    told.fleet.now_ns += 2 * S
+    told.fleet.now_ns += 2 * NS_PER_S
     await told.fleet.join(machine)
     for handle in range(1, 15):
         told.submit_long(handle, 10, 80)
@@ -219,5 +216,5 @@ async def test_later_segment_tells_when_requests_came(
     lives = list(lives_of(tmp_path / "journal", 20).ended)
     assert 0 < len(lives) < 14
     for life in lives:
-        assert (life.events[0].kind, life.events[0].at_ns) == (LifeKind.RECEIVED, 2 * S)
+        assert (life.events[0].kind, life.events[0].at_ns) == (LifeKind.RECEIVED, 2 * NS_PER_S)
         assert _story(life)[-1] == _story(told.life(int(life.request_id[1:])))[-1]

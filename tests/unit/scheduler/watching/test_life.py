@@ -39,14 +39,11 @@ from scheduler_service.watching.life import (
 from scheduler_service.watching.life_recorder import BoundedLives
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.machines import Machine
-from tests.support.core.some_turns import submitted
-from tests.support.core.stepped_fleet import turns
-from tests.support.core.told_fleet import S, ToldFleet
+from tests.support.core.machines import NS_PER_S, Machine, RecordedFleet, submission, turns
 
 
 async def test_life_has_events_and_times_of_a_request() -> None:
-    told, machine = ToldFleet(), Machine("executor:1")
+    told, machine = RecordedFleet(), Machine("executor:1")
     await told.fleet.join(machine)
 
     told.fleet.submit(1)
@@ -56,19 +53,21 @@ async def test_life_has_events_and_times_of_a_request() -> None:
 
     life = told.life(1)
     assert told.kinds(1) == ["received", "given", "began", "first_token", "ended"]
-    assert [event.at_ns for event in life.events] == [0, 0, 0, 2 * S, 2 * S]
+    assert [event.at_ns for event in life.events] == [0, 0, 0, 2 * NS_PER_S, 2 * NS_PER_S]
     assert told.event(1, LifeKind.RECEIVED).numbers == {"num_waiting": 0, "num_prompt_tokens": 1}
     assert told.event(1, LifeKind.BEGAN).numbers == {"num_tokens": 1, "num_cached": 0}
     first = told.event(1, LifeKind.FIRST_TOKEN)
     assert (first.executor, first.numbers["num_chunks"]) == ("executor:1", 1)
     end = told.event(1, LifeKind.ENDED)
     assert (end.reason, end.numbers["num_output_tokens"]) == ("length", 5)
-    assert life.parts(99 * S) == {PhaseSpan(RequestPhase.PROMPT, "", "executor:1"): 2 * S}
+    assert life.parts(99 * NS_PER_S) == {
+        PhaseSpan(RequestPhase.PROMPT, "", "executor:1"): 2 * NS_PER_S
+    }
     await told.close()
 
 
 async def test_life_says_why_a_request_waits() -> None:
-    told, machine = ToldFleet(), Machine("executor:1")
+    told, machine = RecordedFleet(), Machine("executor:1")
     await told.fleet.join(machine)
     told.fleet.submit(1, 2, 3, 4)
     await turns()
@@ -76,19 +75,19 @@ async def test_life_says_why_a_request_waits() -> None:
     machine.link.break_off()
     await turns()
     told.fleet.submit(5)
-    told.fleet.now_ns += 3 * S
+    told.fleet.now_ns += 3 * NS_PER_S
     again = Machine("executor:2")
     await told.fleet.join(again)  # four of them have all of its rows
     await told.release(again, 1)
-    told.fleet.now_ns += 1 * S
+    told.fleet.now_ns += 1 * NS_PER_S
     await told.fleet.finish(again)
     await told.fleet.finish(again)
 
     parts = told.life(5).parts(told.fleet.now_ns)
-    assert parts[PhaseSpan(RequestPhase.QUEUED, "behind_others")] == 3 * S
+    assert parts[PhaseSpan(RequestPhase.QUEUED, "behind_others")] == 3 * NS_PER_S
     assert told.kinds(1)[:4] == ["received", "given", "began", "executor_lost"]
     assert "no_executor" in [event.reason for event in told.life(1).events]
-    assert told.life(1).parts(0)[PhaseSpan(RequestPhase.RECOVERING, "no_executor")] == 3 * S
+    assert told.life(1).parts(0)[PhaseSpan(RequestPhase.RECOVERING, "no_executor")] == 3 * NS_PER_S
     assert {event.reason for event in told.life(5).events if event.kind is LifeKind.WAITS} >= {
         "rows"
     }
@@ -97,7 +96,7 @@ async def test_life_says_why_a_request_waits() -> None:
 
 
 async def test_life_tells_of_a_lost_executor() -> None:
-    told, first, second = ToldFleet(), Machine("executor:1"), Machine("executor:2")
+    told, first, second = RecordedFleet(), Machine("executor:1"), Machine("executor:2")
     await told.fleet.join(first)
     told.fleet.submit(1)
     await turns()
@@ -105,7 +104,7 @@ async def test_life_tells_of_a_lost_executor() -> None:
     assert first.link is not None
     first.link.break_off()
     await turns()
-    told.fleet.now_ns += 4 * S
+    told.fleet.now_ns += 4 * NS_PER_S
     await told.fleet.join(second)
     await told.release(second, 2)
 
@@ -123,15 +122,15 @@ async def test_life_tells_of_a_lost_executor() -> None:
     resumed = told.event(1, LifeKind.RESUMED)
     lost = told.event(1, LifeKind.EXECUTOR_LOST)
     assert (lost.executor, resumed.executor) == ("executor:1", "executor:2")
-    assert resumed.at_ns - lost.at_ns == 6 * S
+    assert resumed.at_ns - lost.at_ns == 6 * NS_PER_S
     parts = told.life(1).parts(told.fleet.now_ns)
-    assert parts[PhaseSpan(RequestPhase.PROMPT, "again", "executor:2")] == 2 * S
+    assert parts[PhaseSpan(RequestPhase.PROMPT, "again", "executor:2")] == 2 * NS_PER_S
     assert sum(parts.values()) == told.fleet.now_ns
     await told.close()
 
 
 async def test_life_tells_of_a_drained_executor() -> None:
-    told, first, second = ToldFleet(), Machine("executor:1"), Machine("executor:2")
+    told, first, second = RecordedFleet(), Machine("executor:1"), Machine("executor:2")
     await told.fleet.join(first)
     told.fleet.submit(1)
     await turns()
@@ -159,7 +158,7 @@ async def test_life_tells_of_a_drained_executor() -> None:
 async def test_life_says_why_a_request_was_preempted(
     mode: PreemptionMode, kind: LifeKind, phase: RequestPhase
 ) -> None:
-    told = ToldFleet(ClusterConfig(policies=PolicyConfig(preemption_mode=mode)))
+    told = RecordedFleet(ClusterConfig(policies=PolicyConfig(preemption_mode=mode)))
     machine = Machine("executor:1", num_host_blocks=48)
     await told.fleet.join(machine)
     for handle in (1, 2, 3):
@@ -182,7 +181,7 @@ async def test_life_says_why_a_request_was_preempted(
 
 
 def test_refused_request_is_known_and_may_be_taken_later() -> None:
-    told = ToldFleet()
+    told = RecordedFleet()
     message = api.GenerateRequest(request_id="mine", tenant="a")
     log = RequestLog(told.fleet.cluster)
     for _ in range(2):
@@ -196,7 +195,7 @@ def test_refused_request_is_known_and_may_be_taken_later() -> None:
 
     name = RequestName("mine")
     request = Request.create(name.key, [1], SamplingParams(max_tokens=2), arrival=1, seed=1)
-    told.recorder.see(submitted(request, name))
+    told.recorder.see(submission(request, name))
 
     assert list(told.recorder.ended) == []
     (life,) = told.recorder.living
@@ -204,7 +203,7 @@ def test_refused_request_is_known_and_may_be_taken_later() -> None:
 
 
 async def test_listener_is_told_until_it_ends() -> None:
-    told, machine = ToldFleet(), Machine("executor:1")
+    told, machine = RecordedFleet(), Machine("executor:1")
     heard: list[tuple[str, LifeKind]] = []
     end = told.recorder.listen(lambda life, event: heard.append((life.key, event.kind)))
     await told.fleet.join(machine)
@@ -245,7 +244,7 @@ def test_waiting_for_two_things_in_turn_is_two_events() -> None:
 
 
 async def test_life_tells_of_steps_that_failed() -> None:
-    told, machine = ToldFleet(), Machine("executor:1", guilty=2)
+    told, machine = RecordedFleet(), Machine("executor:1", guilty=2)
     await told.fleet.join(machine)
     told.fleet.submit(1, 2)
     await turns()
@@ -263,7 +262,7 @@ async def test_life_tells_of_steps_that_failed() -> None:
 
 async def test_life_tells_that_a_suspect_is_tried_alone() -> None:
     told, machines = (
-        ToldFleet(ClusterConfig(max_executor_losses=1)),
+        RecordedFleet(ClusterConfig(max_executor_losses=1)),
         [Machine(f"executor:{number}") for number in (1, 2, 3)],
     )
     await told.fleet.join(machines[0])
@@ -273,7 +272,7 @@ async def test_life_tells_that_a_suspect_is_tried_alone() -> None:
         assert machine.link is not None
         machine.link.break_off()
         await turns()
-        told.fleet.now_ns += S
+        told.fleet.now_ns += NS_PER_S
         await told.fleet.join(following)
 
     for handle in (1, 2):
@@ -284,7 +283,7 @@ async def test_life_tells_that_a_suspect_is_tried_alone() -> None:
         again = [e for e in told.life(handle).events if e.kind is LifeKind.GIVEN][1]
         assert (again.executor, again.reason) == ("executor:2", "tried_alone")
         waited = told.life(handle).parts(told.fleet.now_ns)
-        assert waited[PhaseSpan(RequestPhase.RECOVERING, "quarantined", "executor:1")] == S
+        assert waited[PhaseSpan(RequestPhase.RECOVERING, "quarantined", "executor:1")] == NS_PER_S
     # Of the second executor only one of them was there at that moment: that one has failed.
     assert [life.request_id for life in told.recorder.ended] == ["r1"]
     end = told.event(1, LifeKind.ENDED)
@@ -292,14 +291,14 @@ async def test_life_tells_that_a_suspect_is_tried_alone() -> None:
     assert end.detail.startswith("2 executors in a row failed while computing this request")
     # The other one is tried no more, as the losses are explained.
     acquitted = told.event(2, LifeKind.ACQUITTED)
-    assert (acquitted.at_ns, acquitted.reason) == (S, "another_failed")
+    assert (acquitted.at_ns, acquitted.reason) == (NS_PER_S, "another_failed")
     given = [e for e in told.life(2).events if e.kind is LifeKind.GIVEN][-1]
     assert (given.executor, given.reason) == ("executor:3", "only_one")
     await told.close()
 
 
 async def test_life_tells_that_a_suspect_was_acquitted() -> None:
-    told = ToldFleet(ClusterConfig(max_executor_losses=1))
+    told = RecordedFleet(ClusterConfig(max_executor_losses=1))
     first, second = Machine("executor:1"), Machine("executor:2")
     await told.fleet.join(first)
     told.fleet.submit(1, 2)
@@ -315,7 +314,7 @@ async def test_life_tells_that_a_suspect_was_acquitted() -> None:
 
 
 async def test_life_says_why_it_was_given_to_an_executor() -> None:
-    told, machine = ToldFleet(), Machine("executor:1")
+    told, machine = RecordedFleet(), Machine("executor:1")
     await told.fleet.join(machine)
     told.submit_long(1, 9, 4)
     await turns()
@@ -335,7 +334,7 @@ async def test_life_says_why_it_was_given_to_an_executor() -> None:
 async def test_heads_are_looked_at_once_in_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told, num_looks = ToldFleet(), itertools.count(1)
+    told, num_looks = RecordedFleet(), itertools.count(1)
     scheduler = told.fleet.cluster.scheduler
     await told.fleet.join(Machine("executor:1"))
     looked_at: list[int] = []
@@ -349,7 +348,7 @@ async def test_heads_are_looked_at_once_in_a_while(
     told.fleet.submit(*range(1, 12))  # an executor has four rows
     await turns()
     assert looked_at == [1]
-    told.fleet.now_ns += S // 10
+    told.fleet.now_ns += NS_PER_S // 10
     told.fleet.cluster.look_again()
     assert looked_at == [1, 2]
     told.fleet.cluster.look_again()

@@ -28,7 +28,7 @@ from scheduler_service.watching.live_steps import RowOwners
 from scheduler_service.watching.transition import Submission
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve_live.state import Pool
-from tests.support.core.some_turns import turn
+from tests.support.core.machines import transition
 
 NUM_BLOCKS = 12
 
@@ -293,7 +293,7 @@ class ToldHistory:
         self.see(RequestFinished(_request(key)))
 
     def see(self, *effects: Effect, event: Event | None = None) -> None:
-        self.history.see(turn(*effects, event=event, now_ns=self.now_ns))
+        self.history.see(transition(*effects, event=event, now_ns=self.now_ns))
 
     def wait_s(self, seconds: float) -> None:
         self.now_ns += round(seconds * 1e9)

@@ -24,8 +24,8 @@ from scheduler_service.scheduler.values.plan import StepOutcome, StepStatus
 from scheduler_service.scheduler.values.request import FinishReason, Request
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.watching.operator_log import OperatorLog
-from tests.support.core.some_turns import submitted, turn
-from tests.support.fakes.listed_audit import ListedAudit
+from tests.support.core.machines import submission, transition
+from tests.support.security.credentials import ListedAudit
 
 ADDRESS = "executor:1"
 
@@ -70,7 +70,7 @@ def test_operator_log_tells_how_an_executor_left(
     event: audit_events.AuditEvent,
     level: int,
 ) -> None:
-    log.see(turn(effect))
+    log.see(transition(effect))
 
     assert audit.events == [event]
     (record,) = caplog.records
@@ -79,7 +79,7 @@ def test_operator_log_tells_how_an_executor_left(
 
 
 def test_operator_log_tells_the_epoch_of_a_short_life(log: OperatorLog, audit: ListedAudit) -> None:
-    log.see(turn(ExecutorServes(ADDRESS), gone(LossCause.DIED)))
+    log.see(transition(ExecutorServes(ADDRESS), gone(LossCause.DIED)))
 
     assert audit.events == [
         audit_events.ExecutorRegistered(ADDRESS, 7, ""),
@@ -89,11 +89,11 @@ def test_operator_log_tells_the_epoch_of_a_short_life(log: OperatorLog, audit: L
 
 def test_operator_log_tells_an_end_once(log: OperatorLog, audit: ListedAudit) -> None:
     request = Request.create("key", [1, 2], SamplingParams(max_tokens=5), arrival=1, seed=1)
-    log.see(submitted(request, RequestName("mine")))
-    log.see(turn(RequestQuarantined(request)))
+    log.see(submission(request, RequestName("mine")))
+    log.see(transition(RequestQuarantined(request)))
     request.finish_reason = FinishReason.LENGTH
-    log.see(turn(RequestFinished(request)))
-    log.see(turn(RequestFinished(request), RequestQuarantined(request)))
+    log.see(transition(RequestFinished(request)))
+    log.see(transition(RequestFinished(request), RequestQuarantined(request)))
 
     assert audit.events == [
         audit_events.RequestAdmitted("", "", "mine", 2, 5, 1, "", ""),
@@ -108,8 +108,8 @@ def test_operator_log_counts_only_tokens_computed_here(
     request = Request.create(
         "key", [1, 2], SamplingParams(max_tokens=5), arrival=1, seed=1, resume_token_ids=[[3, 4, 5]]
     )
-    log.see(submitted(request))
-    log.see(turn(RequestFinished(request)))
+    log.see(submission(request))
+    log.see(transition(RequestFinished(request)))
 
     assert audit.events[-1] == audit_events.RequestEnded("", "key", "abandoned", 0)
 
@@ -119,7 +119,7 @@ def test_operator_log_tells_of_health_and_faults(
 ) -> None:
     fault = RuntimeError("a fault")
     changes = [ExecutorHealthChanged(ADDRESS, change) for change in HealthChange]
-    log.see(turn(*changes, EngineFailed(ADDRESS, "apply", fault)))
+    log.see(transition(*changes, EngineFailed(ADDRESS, "apply", fault)))
 
     *of_health, failed = caplog.records
     assert [record.getMessage().split()[0] for record in of_health] == [
@@ -136,7 +136,7 @@ COMPLETED = StepCompleted(ADDRESS, StepOutcome(1, StepStatus.OK))
 def test_turn_has_no_answer_when_it_broke_the_contract() -> None:
     gone = ExecutorGone(ADDRESS, 1, LossCause.DIED, "broke the step contract", [], 1)
 
-    assert turn(gone, event=COMPLETED).answered is None
+    assert transition(gone, event=COMPLETED).answered is None
 
 
 @pytest.mark.parametrize(
@@ -147,4 +147,4 @@ def test_turn_has_the_answer_when_the_executor_leaves_after_it(
 ) -> None:
     gone = ExecutorGone(ADDRESS, 1, cause, "why", [], 1, is_drained=is_drained)
 
-    assert turn(gone, event=COMPLETED).answered is COMPLETED
+    assert transition(gone, event=COMPLETED).answered is COMPLETED

@@ -24,8 +24,8 @@ from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.watching.metrics import CountedAudit, RequestTimes, TokenGaps
 from splitserve_metrics.instruments import BulkValues, Instruments, Page
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
-from tests.support.fakes.listed_audit import ListedAudit
 from tests.support.metrics import Shown
+from tests.support.security.credentials import ListedAudit
 
 FIRST = "splitserve_time_to_first_token_seconds"
 BETWEEN = "splitserve_inter_token_latency_seconds"

@@ -11,7 +11,7 @@ from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
 from scheduler_service.scheduler.engine.blocks.prefix_cache import NO_HIT
 from scheduler_service.scheduler.engine.row_columns import NO_STAY, RELEASED
 from scheduler_service.scheduler.values.request import Request, SequenceStatus
-from tests.support.core.parts import Tables
+from tests.support.core.driver import Tables
 
 
 def name(block_id: int) -> bytes:

@@ -20,9 +20,8 @@ from scheduler_service.scheduler.values.request import (
     token_array,
 )
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from tests.support.core.checked_engine import CheckedEngine
-from tests.support.core.driver import CoreDriver, make_config
-from tests.support.core.parts import Tables
+from tests.support.core.driver import CoreDriver, Tables, make_config
+from tests.support.core.in_process import CheckedEngine
 
 
 def root_of(

@@ -10,8 +10,8 @@ from scheduler_service.scheduler.values.config import BatchPolicyName, Preemptio
 from scheduler_service.scheduler.values.plan import RowStatus, StepStatus
 from scheduler_service.scheduler.values.request import FinishReason, SchedulingParams
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver, names
+from tests.support.core.in_process import CheckedEngine
 from tests.support.core.pure_fleet import Broken
 
 COMMON = list(range(1, 13))

@@ -21,8 +21,8 @@ from scheduler_service.scheduler.values.request import Request, ScoredToken
 from scheduler_service.scheduler.values.sampling_params import BeamParams
 from scheduler_service.step_codec import ResultUnusable, ScoreColumns
 from splitserve.executor.v1 import executor_pb2 as pb
-from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver
+from tests.support.core.in_process import CheckedEngine
 from tests.support.core.result_mutations import COSTS
 
 TOKEN = 7

@@ -19,9 +19,8 @@ from scheduler_service.scheduler.values.sampling_params import Grammar, Sampling
 from scheduler_service.step_codec import encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_rpc.domain_error import DomainError
-from tests.support.core.checked_engine import CheckedEngine
 from tests.support.core.driver import CoreDriver, make_config, names
-from tests.support.core.in_process import executor_info
+from tests.support.core.in_process import CheckedEngine, executor_info
 
 
 def adapter(name: str) -> SchedulingParams:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.core.checked_engine import CheckedEngine
-from tests.support.core.driver import CoreDriver
-from tests.support.core.parts import growing_rows
+from tests.support.core.driver import CoreDriver, growing_rows
+from tests.support.core.in_process import CheckedEngine
 
 # -- blocks ------------------------------------------------------------------------------------
 

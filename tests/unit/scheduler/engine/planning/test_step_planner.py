@@ -15,8 +15,7 @@ from scheduler_service.scheduler.queue.key_order import TURN_EVERY
 from scheduler_service.scheduler.values.config import BatchPolicyName
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from tests.support.core.driver import CoreDriver, make_config
-from tests.support.core.engine_with_queue import EngineWithQueue
+from tests.support.core.driver import CoreDriver, EngineWithQueue, make_config
 
 # -- what a step is made of --------------------------------------------------------------------
 

@@ -10,8 +10,7 @@ from scheduler_service.scheduler.engine.planning.room import MAX_BYPASSES
 from scheduler_service.scheduler.engine.planning.rows import PromptLimit, PromptTokens
 from scheduler_service.scheduler.values.config import PreemptionMode
 from scheduler_service.scheduler.values.request import Request, RequestStatus, SchedulingParams
-from tests.support.core.driver import CoreDriver, make_config
-from tests.support.core.queue_driver import make_request
+from tests.support.core.driver import CoreDriver, make_config, make_request
 
 
 def fair_driver(**options: object) -> CoreDriver:

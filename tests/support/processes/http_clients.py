@@ -1,23 +1,92 @@
-"""Clients of the gateway that leave in the middle, at random places and in every way.
-
-Each has a connection of its own, on which it sends one to three requests ahead.
-"""
+"""HTTP clients of the gateway: what answers say, and clients that leave in the middle."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import socket
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from splitserve_gateway.server import Server
 from tests.contract.stranger.process import poll
 from tests.support.processes.fake_service import FakeService
 from tests.support.processes.gateway import RunningGateway, post_bytes
 from tests.support.processes.patience import PATIENCE_S
+
+# Different in every answer; how much of a prompt was cached is another matter.
+OWN = {
+    "id",
+    "model",
+    "created",
+    "created_at",
+    "completed_at",
+    "item_id",
+    "cached_tokens",
+    "sequence_number",
+}
+
+
+@dataclass(slots=True)
+class HttpAnswer:
+    """Text, tokens, logprobs and finish reason of each choice. `last`: the last event."""
+
+    texts: dict[int, str] = field(default_factory=dict)
+    tokens: dict[int, list[str]] = field(default_factory=dict)
+    scores: dict[int, list[float]] = field(default_factory=dict)
+    ends: dict[int, str] = field(default_factory=dict)
+    last: Any = None
+
+    @classmethod
+    def of(cls, stream: str) -> HttpAnswer:
+        """Reads a complete stream."""
+        answer = cls()
+        for line in stream.split("\n"):
+            answer.add_line(line)
+        return answer
+
+    @classmethod
+    def whole(cls, content: object) -> HttpAnswer:
+        """Reads an answer that was not streamed."""
+        return cls(last=without_own(content))
+
+    def add_line(self, line: str) -> dict[str, Any] | None:
+        """Takes a line of the stream; returns its event, if it is one."""
+        if not line.startswith("data: {"):
+            return None
+        event: dict[str, Any] = json.loads(line.removeprefix("data: "))
+        self.last = without_own(event)
+        if isinstance(event.get("delta"), str):
+            self.texts[0] = self.texts.get(0, "") + event["delta"]
+        for choice in event.get("choices", ()):
+            self._add_choice(choice)
+        return event
+
+    def _add_choice(self, choice: dict[str, Any]) -> None:
+        index = choice["index"]
+        text = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+        self.texts[index] = self.texts.get(index, "") + text
+        logprobs = choice.get("logprobs") or {}
+        self.tokens.setdefault(index, []).extend(logprobs.get("tokens", []))
+        self.scores.setdefault(index, []).extend(logprobs.get("token_logprobs", []))
+        if choice["finish_reason"] is not None:
+            self.ends[index] = choice["finish_reason"]
+
+    def begins(self, other: HttpAnswer) -> bool:
+        """Whether the texts of `other` begin with these."""
+        return all(other.texts.get(i, "").startswith(text) for i, text in self.texts.items())
+
+
+def without_own(value: Any) -> Any:  # noqa: ANN401
+    """Removes the fields that differ between two answers to the same request."""
+    if isinstance(value, dict):
+        return {name: without_own(part) for name, part in value.items() if name not in OWN}
+    return [without_own(part) for part in value] if isinstance(value, list) else value
+
 
 _BODIES: tuple[tuple[str, dict[str, object]], ...] = (
     ("/v1/completions", {"prompt": "one two three", "max_tokens": 60}),
@@ -37,7 +106,7 @@ _PLACES = ("sending", "sent", "reading", "long")
 
 
 async def leave_at_random(gateway: RunningGateway, rng: random.Random) -> None:
-    """One client, from its connection to its end."""
+    """Connects a client, and leaves at a random point."""
     reader, writer = await gateway.connect()
     data = b"".join(post_bytes(*rng.choice(_BODIES)) for _ in range(rng.choice((1, 1, 1, 2, 3))))
     place = rng.choice(_PLACES)
@@ -91,14 +160,14 @@ async def leave_often(
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What is there, of what nothing is to stay."""
+    """Resources that must not remain."""
 
     num_tasks: int
     num_files: int
 
     @classmethod
     def now(cls) -> Leftovers:
-        """Of this process, with the gateway in it."""
+        """Counts the resources of this process."""
         return cls(len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd")))
 
 

@@ -1,4 +1,4 @@
-"""What a request must bring over a FakeRunner, computed without any scheduler."""
+"""Expected outputs of requests over a FakeRunner, computed without a scheduler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from executor_service.steps.sampling_params import Grammar
+from executor_service.steps.sampling_params import Grammar as ExecutorGrammar
 from executor_service.steps.sampling_params import SamplingParams as ExecutorParams
 from scheduler_service.scheduler.engine.blocks.prefix_cache import (
     boundary_of,
@@ -23,22 +23,33 @@ from scheduler_service.scheduler.values.request import (
     SchedulingParams,
     sequence_seed,
 )
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from tests.support.fakes.fake_chain import (
+from scheduler_service.scheduler.values.sampling_params import (
+    BeamParams,
+    EarlyStopping,
+    Grammar,
+    SamplingParams,
+)
+from splitserve_client import BeamSearch as ClientBeamSearch
+from splitserve_client import Choices, Completion, Regex
+from splitserve_client import FinishReason as ClientFinishReason
+from splitserve_client import SamplingParams as ClientParams
+from tests.support.fakes.fake_model import (
+    VOCAB_SIZE,
     adapter_chain,
+    allowed_by,
+    choose_allowed,
     encoder_chain,
     expected_reads,
     expected_tokens,
+    fake_logprob,
+    fake_prompt_logprob,
     mix,
 )
-from tests.support.fakes.fake_constraints import choose_allowed
-from tests.support.fakes.fake_grammar import allowed_by
-from tests.support.fakes.fake_logprobs import fake_logprob, fake_prompt_logprob
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A request in the making. `num_resumed`: output tokens of each sequence it has already."""
+    """Request before its creation. `num_resumed`: output tokens that each sequence resumes with."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -49,8 +60,8 @@ class Spec:
 
 
 @dataclass(slots=True)
-class Truth:
-    """The outputs of a request, in full, and why each ends.
+class ExpectedOutputs:
+    """Complete outputs of a request, and why each of them ends.
 
     `outputs`: of the sequences of a request that is streamed, else its completions. `scores`: of
     the hypotheses of a beam search. `prompt_logprobs`: of the tokens after the first. `contents`:
@@ -65,7 +76,7 @@ class Truth:
 
 
 def create_request(spec: Spec, arrival: int, resumed: Sequence[Sequence[int]] = ()) -> Request:
-    """The request of `spec`; `resumed`: output tokens that its sequences have already."""
+    """Creates the request of `spec`. `resumed`: output tokens that its sequences resume with."""
     return Request.create(
         f"r{arrival}",
         spec.prompt,
@@ -79,32 +90,32 @@ def create_request(spec: Spec, arrival: int, resumed: Sequence[Sequence[int]] = 
 
 
 class Oracle:
-    """Knows what becomes of the requests of one configuration. `num_words`: as of the runner."""
+    """Computes outputs under one configuration. `num_words`: that of the FakeRunner."""
 
     def __init__(self, config: SchedulerConfig, num_words: int | None = None) -> None:
         self._config = config
         self._num_words = num_words
 
-    def make_request(self, spec: Spec, arrival: int) -> tuple[Request, Truth]:
-        """A request that can run under the configuration, and what it must bring."""
+    def make_request(self, spec: Spec, arrival: int) -> tuple[Request, ExpectedOutputs]:
+        """Returns a request that can run under the configuration, and its expected outputs."""
         bare = create_request(spec, arrival)
         stop_len = max_len_of(bare, self._config)
         if spec.params.max_tokens is not None:
             stop_len = min(stop_len, len(spec.prompt) + spec.params.max_tokens)
-        truth = Truth(prompt_logprobs=self._prompt_logprobs(spec))
+        expected = ExpectedOutputs(prompt_logprobs=self._prompt_logprobs(spec))
         if spec.params.beam is not None:
-            self._search(spec, bare, stop_len, truth)
-            return bare, truth
+            self._search(spec, bare, stop_len, expected)
+            return bare, expected
         seeds = [sequence_seed(spec.seed, i) for i in range(spec.params.num_sequences)]
-        ends = [self._decode(spec, bare, seed, stop_len, truth) for seed in seeds]
+        ends = [self._decode(spec, bare, seed, stop_len, expected) for seed in seeds]
         if not spec.params.is_streamed:
             scores = [sum(map(fake_logprob, tokens)) / len(tokens) for tokens, _ in ends]
             best = sorted(range(len(ends)), key=lambda index: (-scores[index], index))
             ends = [ends[index] for index in best[: spec.params.n]]
-        truth.outputs = [tokens for tokens, _ in ends]
-        truth.reasons = [reason for _, reason in ends]
-        resumed = [tokens[: spec.num_resumed] for tokens in truth.outputs]
-        return create_request(spec, arrival, resumed), truth
+        expected.outputs = [tokens for tokens, _ in ends]
+        expected.reasons = [reason for _, reason in ends]
+        resumed = [tokens[: spec.num_resumed] for tokens in expected.outputs]
+        return create_request(spec, arrival, resumed), expected
 
     def _prompt_logprobs(self, spec: Spec) -> list[float]:
         reads = expected_reads(
@@ -116,7 +127,7 @@ class Oracle:
         return list(map(fake_prompt_logprob, spec.prompt[1:], reads))
 
     def _decode(
-        self, spec: Spec, request: Request, seed: int, stop_len: int, truth: Truth
+        self, spec: Spec, request: Request, seed: int, stop_len: int, expected: ExpectedOutputs
     ) -> tuple[list[int], FinishReason]:
         stop_token_ids = self._stop_token_ids(spec)
         tokens = self._continue(spec, (), stop_len - len(spec.prompt), seed)
@@ -125,10 +136,12 @@ class Oracle:
             if token in stop_token_ids:
                 tokens, reason = tokens[: index + 1], FinishReason.STOP
                 break
-        self._note(spec, request, tuple(tokens), truth)
+        self._note(spec, request, tuple(tokens), expected)
         return tokens, reason
 
-    def _search(self, spec: Spec, request: Request, stop_len: int, truth: Truth) -> None:
+    def _search(
+        self, spec: Spec, request: Request, stop_len: int, expected: ExpectedOutputs
+    ) -> None:
         beam, vocab_size = spec.params.beam, self._config.vocab_size
         assert beam is not None
         search = BeamSearch(
@@ -143,15 +156,15 @@ class Oracle:
         while not search.is_finished:
             candidates = []
             for output in outputs:
-                self._note(spec, request, output, truth)
+                self._note(spec, request, output, expected)
                 token = self._continue(spec, output, 1, 0)[0]
                 top = [(token + i) % vocab_size for i in range(num_candidates)]
                 candidates.append([(token, fake_logprob(token)) for token in top])
             selection = search.advance(candidates)
             outputs = [(*outputs[parent], token) for parent, token in selection.beams]
-        truth.outputs = [list(hypothesis.token_ids) for hypothesis in search.hypotheses]
-        truth.scores = [hypothesis.score for hypothesis in search.hypotheses]
-        truth.reasons = [
+        expected.outputs = [list(hypothesis.token_ids) for hypothesis in search.hypotheses]
+        expected.scores = [hypothesis.score for hypothesis in search.hypotheses]
+        expected.reasons = [
             self._reason(spec, len(hypothesis.token_ids))
             if hypothesis.stop_token_id is None
             else FinishReason.STOP
@@ -191,7 +204,7 @@ class Oracle:
         if grammar is None:
             return None
         allowed = allowed_by(
-            Grammar(grammar.kind, grammar.texts),
+            ExecutorGrammar(grammar.kind, grammar.texts),
             output,
             self._config.vocab_size,
             self._config.eos_token_ids,
@@ -220,8 +233,10 @@ class Oracle:
         is_length = most is not None and num_output_tokens >= most
         return FinishReason.LENGTH if is_length else FinishReason.MODEL_LENGTH
 
-    def _note(self, spec: Spec, request: Request, output: tuple[int, ...], truth: Truth) -> None:
-        """What the blocks of a sequence hold, if others may find them."""
+    def _note(
+        self, spec: Spec, request: Request, output: tuple[int, ...], expected: ExpectedOutputs
+    ) -> None:
+        """Notes the contents of the blocks of a sequence that are published for other requests."""
         if not spec.scheduling.uses_prefix_cache:
             return
         block_size, tokens = self._config.block_size, (*spec.prompt, *output)
@@ -237,4 +252,84 @@ class Oracle:
             chains.append(chain)
         for index in range(num_blocks):
             content = tuple(chains[index * block_size : (index + 1) * block_size])
-            truth.contents[hashes[index + 1]] = content
+            expected.contents[hashes[index + 1]] = content
+
+
+# -- completions of services -----------------------------------------------------------------------
+
+
+def expected_completions(
+    prompt: Sequence[int],
+    params: ClientParams,
+    *,
+    adapter: str = "",
+    vocab_size: int = VOCAB_SIZE,
+    eos_token_ids: Sequence[int] = (),
+    num_words: int | None = None,
+) -> tuple[Completion, ...]:
+    """Returns the completions that a client of FakeExecutors gets, in the order of their index.
+
+    `params` have a seed, unless they search, and max_tokens. `num_words`: that of the FakeRunner.
+    """
+    assert params.max_tokens is not None
+    assert params.seed is not None or params.beam_search is not None
+    spec = Spec(
+        tuple(prompt),
+        SamplingParams(
+            temperature=0.0 if params.temperature == 0 else 1.0,
+            max_tokens=params.max_tokens,
+            min_tokens=params.min_tokens or 0,
+            stop_token_ids=frozenset(params.stop_token_ids),
+            n=params.n or 1,
+            best_of=params.best_of,
+            beam=None if params.beam_search is None else _beam_params(params.beam_search),
+            ignore_eos=bool(params.ignore_eos),
+            grammar=_grammar_of(params),
+        ),
+        SchedulingParams(adapter=adapter, uses_prefix_cache=False),
+        seed=params.seed or 0,
+    )
+    num_rows, max_len = spec.params.num_sequences, len(prompt) + params.max_tokens
+    config = SchedulerConfig(
+        block_size=max_len,
+        num_device_blocks=2 * num_rows,
+        max_num_seqs=num_rows,
+        max_num_batched_tokens=max_len,
+        max_model_len=max_len,
+        max_num_waiting=1,
+        vocab_size=vocab_size,
+        eos_token_ids=frozenset(eos_token_ids),
+    )
+    _, expected = Oracle(config, num_words).make_request(spec, 1)
+    return tuple(_completion(spec.params, expected, index) for index in range(spec.params.n))
+
+
+def _completion(params: SamplingParams, expected: ExpectedOutputs, index: int) -> Completion:
+    tokens, reason = expected.outputs[index], expected.reasons[index]
+    is_ranked = not params.is_streamed
+    return Completion(
+        index,
+        tuple(tokens),
+        (),
+        ClientFinishReason[reason.name],
+        tokens[-1] if reason is FinishReason.STOP else None,
+        sum(map(fake_logprob, tokens)) if is_ranked else None,
+        float(np.float32(expected.scores[index])) if params.beam is not None else None,
+    )
+
+
+def _beam_params(beams: ClientBeamSearch) -> BeamParams:
+    length_penalty = 1.0 if beams.length_penalty is None else beams.length_penalty
+    stopping = EarlyStopping(beams.early_stopping.value if beams.early_stopping else "heuristic")
+    return BeamParams(beams.width, length_penalty, stopping)
+
+
+def _grammar_of(params: ClientParams) -> Grammar | None:
+    match params.grammar:
+        case None:
+            return None
+        case Choices(texts):
+            return Grammar("choices", texts)
+        case Regex(text):
+            return Grammar("regex", (text,))
+    raise AssertionError(f"{params.grammar} is of no kind that tests of services use")
