@@ -28,10 +28,9 @@ from splitserve_client import (
 )
 from splitserve_options.option import BUNDLED_MODEL
 from tests.contract.stranger.process import poll
-from tests.support.fakes.fake_truth import expected_completions
-from tests.support.processes import gated_executor
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.processes.addresses import reserve_address
-from tests.support.processes.gate import GATE, GATED_SCHEDULER, Gate
+from tests.support.processes.gate import GATE, GATED_EXECUTOR, GATED_SCHEDULER, Gate
 from tests.support.processes.light_executor import DEADLY_REQUEST, SICKNESS
 from tests.support.processes.patience import PATIENCE_S, PATIENT
 from tests.support.processes.processes import LightProcesses, Processes, light_processes
@@ -318,7 +317,7 @@ DRAFTED = [
 class DraftingProcesses(Processes):
     """Executors with the bundled model that stop where the gate says."""
 
-    executor_module = gated_executor.MODULE
+    executor_module = GATED_EXECUTOR
 
     def __init__(self, scheduler: tuple[str, ...], executor: tuple[str, ...]) -> None:
         super().__init__(Path(BUNDLED_MODEL))

@@ -20,14 +20,18 @@ import pytest
 from splitserve_client import AsyncClient, SamplingParams, Tokenizer
 from splitserve_options.option import BUNDLED_MODEL
 from tests.contract.stranger.process import poll
-from tests.support.fakes.fake_truth import expected_completions
-from tests.support.processes import gated_executor
+from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.processes.addresses import reserve_address
-from tests.support.processes.gate import GATE, GATED_SCHEDULER, Gate
-from tests.support.processes.gateway_process import GatewayProcess, gateway_process, start_gateway
-from tests.support.processes.mortal_scheduler import MortalScheduler, mortal_scheduler
+from tests.support.processes.gate import GATE, GATED_EXECUTOR, GATED_SCHEDULER, Gate
+from tests.support.processes.gateway import MortalScheduler, mortal_scheduler
 from tests.support.processes.patience import PATIENCE_S, PATIENT
-from tests.support.processes.processes import LightProcesses, Processes
+from tests.support.processes.processes import (
+    GatewayProcess,
+    LightProcesses,
+    Processes,
+    gateway_process,
+    start_gateway,
+)
 from tests.support.processes.trace_collector import trace_collector
 
 # Generous for busy machines.
@@ -240,7 +244,7 @@ NUM_TOKENS = 40
 class GatedProcesses(Processes):
     """Executors with the bundled model that stop where the gate says."""
 
-    executor_module = gated_executor.MODULE
+    executor_module = GATED_EXECUTOR
 
 
 async def test_trace_spans_two_executors_when_the_first_is_killed(
