@@ -34,8 +34,8 @@ from benchmarks.wire import Link, running_core
 from scheduler_service.executors.executor_link import execute_method
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
+from splitserve_common.addresses import claim_address
 from splitserve_rpc.access import NOBODY, ClusterIdentity, Role
-from splitserve_rpc.addresses import claim_address
 from splitserve_rpc.server import channel_options
 from tests.support.security.cluster import Certificates
 from tests.support.security.credentials import KeyFile

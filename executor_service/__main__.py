@@ -32,23 +32,23 @@ from executor_service.service.servicer import SERVICE, ExecutorServicer, ReadyEx
 from executor_service.service.step_worker import StepWorker
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2_grpc
+from splitserve_common.addresses import CannotListen, is_loopback
+from splitserve_common.discovery import Discovery, discovery
+from splitserve_common.files import FilesUnusable
+from splitserve_common.process_log import say_why_not, start_logging
+from splitserve_common.text import printable
 from splitserve_options import options
 from splitserve_options.option import BUNDLED_MODEL
 from splitserve_rpc.access import Access
-from splitserve_rpc.addresses import CannotListen, is_loopback
-from splitserve_rpc.discovery import Discovery, discovery
-from splitserve_rpc.files import FilesUnusable
 from splitserve_rpc.interceptors import ignore_refusal
-from splitserve_rpc.process_log import say_why_not, start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
-from splitserve_rpc.text import printable
 from splitserve_rpc.tls import CertificateEnds
 
 if TYPE_CHECKING:
     from executor_service.engine_loader import LoadedEngine
     from executor_service.metrics.executor_metrics import ExecutorMetrics
-    from splitserve_rpc.process_log import StandardError
+    from splitserve_common.process_log import StandardError
 
 _HEALTH_SERVICES = ("", SERVICE)
 _STOP_GRACE_S = 1.0

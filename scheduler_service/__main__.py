@@ -36,13 +36,13 @@ from splitserve.scheduler.v1 import (
     registry_pb2_grpc,
     scheduler_pb2_grpc,
 )
+from splitserve_common.addresses import CannotListen, is_loopback
+from splitserve_common.discovery import Discovery, discovery
+from splitserve_common.files import FilesUnusable
+from splitserve_common.process_log import say_why_not, start_logging
 from splitserve_options import options
 from splitserve_rpc.access import Access, Role
-from splitserve_rpc.addresses import CannotListen, is_loopback
-from splitserve_rpc.discovery import Discovery, discovery
-from splitserve_rpc.files import FilesUnusable
 from splitserve_rpc.interceptors import OnRefusal
-from splitserve_rpc.process_log import say_why_not, start_logging
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
 from splitserve_rpc.tls import CertificateEnds

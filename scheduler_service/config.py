@@ -16,9 +16,9 @@ from scheduler_service.scheduler.values.config import (
     PreemptionMode,
     Speculation,
 )
+from splitserve_common.addresses import AddressRules, is_loopback
 from splitserve_metrics.listener import MetricsAddress
 from splitserve_rpc.access import Role
-from splitserve_rpc.addresses import AddressRules, is_loopback
 from splitserve_rpc.security import Security, SecurityUnusable, check_exposure
 from splitserve_tracing.trace_config import TraceConfig
 
@@ -158,7 +158,7 @@ class SchedulerServiceConfig:
     """Configuration of the whole scheduler process.
 
     `journal`: file to record events in, None for no journal. `peers`: the other schedulers, in the
-    format of `splitserve_rpc.discovery`. `metrics` None: no metrics. `traces` None: no traces.
+    format of `splitserve_common.discovery`. `metrics` None: no metrics. `traces` None: no traces.
     `remember_requests`: number of ended requests that Explain remembers; 0: Explain is off.
     """
 

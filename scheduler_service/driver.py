@@ -34,7 +34,7 @@ from scheduler_service.streams.sinks import Sink, Stream
 from scheduler_service.watching.operator_log import OperatorLog
 from scheduler_service.watching.transition import RequestRefused, Submission, Transition, Watcher
 from splitserve.executor.v1 import executor_pb2 as executor
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 
 # Limit of unread bytes of all streams together, in multiples of the limit of one stream.
 _NUM_UNREAD_STREAMS = 16

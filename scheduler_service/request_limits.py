@@ -11,8 +11,8 @@ from typing import NewType
 from scheduler_service.scheduler.engine.planning.arrival_checks import check_prompt_length
 from scheduler_service.scheduler.values.config import SchedulerConfig
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.sampling_parameters import MAX_SEQUENCES
+from splitserve_contract.domain_error import DomainError
+from splitserve_contract.sampling_parameters import MAX_SEQUENCES
 from splitserve_rpc.server import MAX_MESSAGE_BYTES
 
 # Enough for all of a request but the tokens of prompt and output.

@@ -7,7 +7,7 @@ from scheduler_service.request_limits import message_bytes, most_message_bytes
 from scheduler_service.scheduler.scheduler import Scheduler
 from scheduler_service.scheduler.values.config import SchedulerConfig
 from splitserve.executor.v1 import executor_pb2 as executor
-from splitserve_rpc.sampling_parameters import MAX_SEQUENCES
+from splitserve_contract.sampling_parameters import MAX_SEQUENCES
 
 
 class Served:

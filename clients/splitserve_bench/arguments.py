@@ -24,8 +24,8 @@ from splitserve_bench.workloads.conversation import (
     SyntheticLoad,
 )
 from splitserve_bench.workloads.traces import read_trace
+from splitserve_common.text import parse_json
 from splitserve_rpc.security import check_pair
-from splitserve_rpc.text import parse_json
 from splitserve_rpc.tls import TlsFiles
 
 API_KEY_ENV = "SPLITSERVE_API_KEY"

@@ -32,8 +32,8 @@ from splitserve_bench.reports.report import (
 from splitserve_bench.runs import PROBLEMS, Load, problem_text, run_load
 from splitserve_bench.targets.open_target import open_target
 from splitserve_client.text_map import ProgressLine
+from splitserve_common.text import printable
 from splitserve_rpc.security import SecurityUnusable
-from splitserve_rpc.text import printable
 
 # Exit code of shells after Ctrl-C. The report is written nevertheless.
 _STOPPED = 130

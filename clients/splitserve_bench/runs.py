@@ -13,7 +13,7 @@ from splitserve_bench.load.generator import Pace, TargetUnusable
 from splitserve_bench.load.outcome import LoadAbandoned, Watcher
 from splitserve_bench.load.process_load import LoadProcessFailed
 from splitserve_bench.workloads.traces import TraceUnreadable
-from splitserve_rpc.files import FilesUnusable
+from splitserve_common.files import FilesUnusable
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_text.errors import SplitserveError
 

@@ -14,9 +14,9 @@ from typing import Any, NoReturn, Protocol, TextIO, TypeVar
 
 from splitserve_client.client import AsyncClient
 from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
+from splitserve_common.text import printable
 from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS
 from splitserve_rpc.security import SecurityUnusable, check_pair, read_token
-from splitserve_rpc.text import printable
 from splitserve_rpc.tls import TlsFiles
 from splitserve_text.errors import SplitserveError
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from splitserve_cli.command_line import add_operators_server, ask, operators_config, run
-from splitserve_rpc.text import printable
+from splitserve_common.text import printable
 from splitserve_text.errors import SplitserveError
 
 

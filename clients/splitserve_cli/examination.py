@@ -50,10 +50,10 @@ from splitserve_client.client import AsyncClient
 from splitserve_client.client_config import ApiKey, ClientConfig
 from splitserve_client.errors import CredentialsUnusable
 from splitserve_client.scheduler_info import Model
+from splitserve_common.discovery import discovery
+from splitserve_common.files import FilesUnusable
 from splitserve_options.option import COMMANDS, Command
 from splitserve_options.options import Value
-from splitserve_rpc.discovery import discovery
-from splitserve_rpc.files import FilesUnusable
 from splitserve_rpc.security import SecurityUnusable
 from splitserve_rpc.tls import TlsFiles
 

@@ -23,7 +23,7 @@ from splitserve_client.scheduler_info import (
     RequestLife,
     decode_explanation,
 )
-from splitserve_rpc.text import printable
+from splitserve_common.text import printable
 
 _EPILOG = """\
 exit code: 0 the request is known; 1 it is unknown, or no scheduler can be queried. A journal has no

@@ -14,7 +14,7 @@ from splitserve_cli.command_line import add_operators_server, ask, operators_con
 from splitserve_client.client import AsyncClient
 from splitserve_client.errors import CallerNotAllowed, CallerUnknown, ModelNotReady
 from splitserve_client.scheduler_info import Executor, ExecutorList, Model
-from splitserve_rpc.text import printable
+from splitserve_common.text import printable
 from splitserve_text.values import SamplingParams
 
 # Texts shown in place of the model.

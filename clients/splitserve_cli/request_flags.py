@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from splitserve_rpc.sampling_parameters import PARAMETERS
+from splitserve_contract.sampling_parameters import PARAMETERS
 from splitserve_text.values import (
     BeamSearch,
     Choices,

@@ -19,8 +19,8 @@ from splitserve_cli.serve_config import HttpTls, ServeConfig
 from splitserve_client.client import AsyncClient
 from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.text_calls import stream_text
+from splitserve_common.web_guard import local_http
 from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS
-from splitserve_rpc.web_guard import local_http
 from splitserve_text.errors import ChatTemplateFailed, SplitserveError, TokenizerUnavailable
 from splitserve_text.output_text import Piece
 from splitserve_text.tokenizer import Prompt, Tokenizer

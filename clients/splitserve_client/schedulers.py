@@ -19,9 +19,9 @@ from grpc_health.v1 import health_pb2
 from splitserve_client.channels import Channels, Credentials, Stubs
 from splitserve_client.client_config import ClientConfig
 from splitserve_client.errors import ServerUnreachable
-from splitserve_rpc.addresses import MAX_PORT, is_loopback
-from splitserve_rpc.discovery import Discovery, discovery, names_several
-from splitserve_rpc.files import FilesUnusable
+from splitserve_common.addresses import MAX_PORT, is_loopback
+from splitserve_common.discovery import Discovery, discovery, names_several
+from splitserve_common.files import FilesUnusable
 from splitserve_rpc.server import channel_options
 from splitserve_text.errors import SplitserveError
 

@@ -19,6 +19,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from splitserve_client import ClientConfig, UnreadBudget
+from splitserve_common.discovery import discovery
+from splitserve_common.web_guard import WebGuard
 from splitserve_gateway.callers.identification import (
     CredentialGate,
     KnownCallers,
@@ -35,8 +37,6 @@ from splitserve_gateway.http.errors import ApiError, invalid, quoted
 from splitserve_gateway.http.guard import Exchanges, Guard
 from splitserve_gateway.sharing.turns import FairSemaphore, Shares
 from splitserve_gateway.upstreams.fleet import Fleet
-from splitserve_rpc.discovery import discovery
-from splitserve_rpc.web_guard import WebGuard
 
 if TYPE_CHECKING:
     from splitserve_gateway.metrics import GatewayMetrics

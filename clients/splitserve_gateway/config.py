@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from splitserve_common.addresses import is_address, is_loopback, missing_for_http
+from splitserve_common.web_guard import ANY, split_hosts
 from splitserve_metrics.listener import MetricsAddress
-from splitserve_rpc.addresses import is_address, is_loopback, missing_for_http
 from splitserve_rpc.security import SecurityUnusable, check_exposure, check_pair
 from splitserve_rpc.tls import TlsFiles
-from splitserve_rpc.web_guard import ANY, split_hosts
 from splitserve_text import ReasoningParserName, ToolCallParserName
 from splitserve_tracing.trace_config import TraceConfig
 
@@ -35,7 +35,7 @@ class GatewayConfig:
     """Configuration of the gateway process.
 
     `http_tls`: files of HTTPS; None for plain HTTP. `schedulers`: addresses in the form of
-    `splitserve_rpc.discovery`; `scheduler_tls`: TLS files for connections to them, None for plain
+    `splitserve_common.discovery`; `scheduler_tls`: TLS files, None for plain
     text. `gateway_key_file`: holds the gateway's own credential; if set, every request needs a
     credential, too. `max_body_bytes`: of one request; all bodies that are not encoded yet may have
     16 times as much. `request_timeout_s`: from the arrival of a request to its end.

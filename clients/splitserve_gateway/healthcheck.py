@@ -11,9 +11,9 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from splitserve_common.web_guard import local_http
 from splitserve_options import options
 from splitserve_rpc.healthcheck import local_address
-from splitserve_rpc.web_guard import local_http
 
 _PATH = "/health/live"
 _TIMEOUT_S = 3.0

@@ -11,6 +11,9 @@ from functools import partial
 from starlette.requests import Request
 
 from splitserve_client import ClientConfig
+from splitserve_common.addresses import claim_address
+from splitserve_common.discovery import discovery
+from splitserve_contract.domain_error import DomainError
 from splitserve_gateway.callers.identification import KnownCallers
 from splitserve_gateway.config import GatewayConfig, LiveConfig
 from splitserve_gateway.http.errors import ApiError
@@ -18,9 +21,6 @@ from splitserve_gateway.http.listener import origin_of
 from splitserve_gateway.server import HttpServer
 from splitserve_live.feeds import MAX_FEEDS, Feeds
 from splitserve_live.server import build_page
-from splitserve_rpc.addresses import claim_address
-from splitserve_rpc.discovery import discovery
-from splitserve_rpc.domain_error import DomainError
 
 _NUM_CONNECTIONS = 4 * MAX_FEEDS
 _UNAUTHORIZED, _FORBIDDEN = 401, 403

@@ -10,9 +10,9 @@ from typing import Any
 
 from splitserve.scheduler.v1.live_pb2 import WatchSchedulerResponse
 from splitserve_client import AsyncClient, ClientConfig
+from splitserve_common.discovery import Discovery
+from splitserve_contract.domain_error import DomainError
 from splitserve_live.frames import SharedLines
-from splitserve_rpc.discovery import Discovery
-from splitserve_rpc.domain_error import DomainError
 
 # Limit of open feeds for all schedulers together; each scheduler has a limit of its own.
 MAX_FEEDS = 16

@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from splitserve.scheduler.v1 import live_pb2 as live
+from splitserve_common.text import printable
 from splitserve_live.state import (
     BLOCK_STATES,
     ROW_KINDS,
@@ -22,7 +23,6 @@ from splitserve_live.state import (
     state_word,
     why,
 )
-from splitserve_rpc.text import printable
 
 # By state and by kind: a letter, readable without colour, and a colour.
 _BLOCKS = (("·", "bright_black"), ("h", "blue"), ("S", "yellow"), ("c", "green"),

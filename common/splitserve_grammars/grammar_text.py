@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from splitserve_common.text import parse_json
 from splitserve_grammars.limits import MAX_GRAMMAR_BYTES
-from splitserve_rpc.text import parse_json
 
 # no_forcing: any token that continues the text may be sampled, not only the tokenizer's choice.
 _TOP = '%llguidance {"no_forcing": true}\nstart: @output'

@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from splitserve_common.text import parse_json
 from splitserve_grammars.limits import (
     MAX_ADDRESS_BYTES,
     MAX_TRIAL_WALL_S,
@@ -26,7 +27,6 @@ from splitserve_grammars.limits import (
     TOO_LARGE,
     TOO_SLOW,
 )
-from splitserve_rpc.text import parse_json
 
 # Imports nothing from the working directory, and works if this package is not installed.
 _START = (

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from splitserve_common.text import parse_json
 from splitserve_grammars.grammar_text import GrammarInvalid, grammar_text, lark_of_gbnf
 from splitserve_grammars.limits import (
     MAX_COMPILED_BYTES,
@@ -21,7 +22,6 @@ from splitserve_grammars.limits import (
     error_message,
 )
 from splitserve_grammars.trial import GrammarTrialResult, encode_end, encode_verdict
-from splitserve_rpc.text import parse_json
 
 _NICENESS = 10  # open streams have precedence
 # Heap of schemas of 64 KiB, assumed if the C library cannot tell the size.

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from splitserve_common.addresses import is_address
+from splitserve_common.discovery import check_schedulers
 from splitserve_options.executor_table import EXECUTOR_OPTIONS
 from splitserve_options.gateway_table import GATEWAY_OPTIONS
 from splitserve_options.observability_table import OBSERVABILITY_OPTIONS
@@ -35,8 +37,6 @@ from splitserve_options.option import (
 from splitserve_options.robustness_table import ROBUSTNESS_OPTIONS
 from splitserve_options.scheduling_table import SCHEDULING_OPTIONS
 from splitserve_options.security_table import SECURITY_OPTIONS
-from splitserve_rpc.addresses import is_address
-from splitserve_rpc.discovery import check_schedulers
 
 _LIMITS, _NETWORK, _OTHER = "Limits of a step", "Network", "Process"
 _SERVE_SCHEDULER: tuple[Command, ...] = ("serve", "scheduler")

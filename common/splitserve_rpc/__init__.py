@@ -1,1 +1,1 @@
-"""gRPC basics of every process: servers, errors, TLS, discovery, logs, and the contract version."""
+"""gRPC basics of every process: servers, errors, TLS, access, health, and watching peers."""

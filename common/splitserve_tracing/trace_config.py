@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from splitserve_rpc.addresses import is_address, is_loopback
+from splitserve_common.addresses import is_address, is_loopback
 from splitserve_rpc.security import SecurityUnusable
 
 _MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")

@@ -16,6 +16,7 @@ from typing import Any
 
 from executor_service.checkpoint.model_kind import check_declared_kind
 from executor_service.errors import ModelUnreadable, ModelUnsupported, one_line
+from splitserve_common.text import parse_json
 from splitserve_options.model_folder import (
     WEIGHT_FILES,
     NoCheckpoint,
@@ -23,7 +24,6 @@ from splitserve_options.model_folder import (
     check_special_kind,
     find_checkpoint,
 )
-from splitserve_rpc.text import parse_json
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

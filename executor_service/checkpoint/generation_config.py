@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from executor_service.steps.executor_info import DefaultSampling
-from splitserve_rpc.sampling_parameters import RECOMMENDED_PARAMETERS
-from splitserve_rpc.text import parse_json
+from splitserve_common.text import parse_json
+from splitserve_contract.sampling_parameters import RECOMMENDED_PARAMETERS
 
 _log = logging.getLogger(__name__)
 

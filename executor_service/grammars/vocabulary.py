@@ -16,7 +16,7 @@ import numpy.typing as npt
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from executor_service.steps.executor_info import TokenizerFile, read_tokenizer_file
-from splitserve_rpc.text import parse_json
+from splitserve_common.text import parse_json
 
 # llguidance accepts tokens of up to 1024 bytes; a longer token is never sampled.
 _MAX_TOKEN_BYTES = 1000

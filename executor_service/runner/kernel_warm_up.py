@@ -24,7 +24,7 @@ from executor_service.steps.block_tables import BlockTables
 from executor_service.steps.executor_info import TrialStep
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from executor_service.steps.step import NO_MOVES, BlockMoves, RowStatus, StepInput, execute_step
-from splitserve_rpc.sampling_parameters import EXAMPLES_OF_LIMITS
+from splitserve_contract.sampling_parameters import EXAMPLES_OF_LIMITS
 
 # Tiles of queries double with the tokens of the longest row, up to 128 tokens.
 _NUM_NEW = (2, 3, 5, 9, 17, 33, 65, 129)

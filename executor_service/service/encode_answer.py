@@ -24,7 +24,7 @@ from executor_service.steps.step import (
     UInt8Array,
 )
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR, SAMPLING_VERSION
+from splitserve_contract.version import CONTRACT_MAJOR, CONTRACT_MINOR, SAMPLING_VERSION
 
 # Longest text that schedulers accept.
 _MAX_TEXT_CHARS = 1024

@@ -27,8 +27,8 @@ from executor_service.service.encode_answer import encode_info
 from executor_service.steps.executor_info import ExecutorInfo, steady_clock
 from executor_service.steps.step_executor import MAX_CLOCK_SKEW_NS
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
+from splitserve_contract.version import CONTRACT_MAJOR
 from splitserve_rpc.access import NOBODY, ClusterIdentity, Role
-from splitserve_rpc.contract import CONTRACT_MAJOR
 from splitserve_rpc.errors import duration_from_s, failure_of, transport_details
 from splitserve_rpc.peer_watch import Ask, is_answering
 from splitserve_rpc.server import channel_options

@@ -31,7 +31,7 @@ from executor_service.runner.model_runner import ModelRunner
 from executor_service.steps.sampling_params import ParamRows, SamplingParams
 from executor_service.steps.step import BoolArray, Int32Array, StepInput, StepOutput, part_of
 from executor_service.steps.token_runs import TokenRuns
-from splitserve_rpc.sampling_parameters import DRAW_PARAMETERS
+from splitserve_contract.sampling_parameters import DRAW_PARAMETERS
 
 # Numbers of owed tokens from which a row is brought up to date before guesses are asked for: after
 # a chunk of a prompt, and after single tokens, which then cost as little as a chunk.

@@ -27,7 +27,7 @@ from executor_service.sampling.token_counts import TokenCounts
 from executor_service.sampling.truncation import truncate
 from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams, TokenMasks
 from executor_service.trials.trial import Trial
-from splitserve_rpc.sampling_parameters import EXAMPLES_OF_LIMITS
+from splitserve_contract.sampling_parameters import EXAMPLES_OF_LIMITS
 
 # Allowed error of a running sum of V float32 weights, as a share of all weight: if the random
 # number u is that close to the border of two tokens, either may be drawn.

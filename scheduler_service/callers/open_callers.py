@@ -21,8 +21,8 @@ from scheduler_service.callers.issuer_keys import (
 )
 from scheduler_service.callers.tenants_file import Tenants, read_tenants
 from scheduler_service.config import CallersConfig, TokensConfig
+from splitserve_common.files import FilesUnusable, WatchedFiles
 from splitserve_keys.key_file import Keys
-from splitserve_rpc.files import FilesUnusable, WatchedFiles
 
 if TYPE_CHECKING:
     from scheduler_service.callers.tokens import TokenKeys

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from scheduler_service.callers.caller import FREE, RequestCost, TenantLimits
 from scheduler_service.scheduler.values.request import Request
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 
 _CONCURRENCY_RETRY_S = 1.0
 # With fewer tenants, unused accounts are not looked for.

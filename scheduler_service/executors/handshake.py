@@ -18,9 +18,9 @@ from scheduler_service.executors.answer_watch import MeasuredStep, StepSize
 from scheduler_service.scheduler.values.config import Feature, SchedulerConfig
 from scheduler_service.step_codec import decode_features
 from splitserve.executor.v1 import executor_pb2 as executor
-from splitserve_rpc.addresses import is_reachable_address
-from splitserve_rpc.contract import CONTRACT_MAJOR, SAMPLING_VERSION
-from splitserve_rpc.domain_error import DomainError
+from splitserve_common.addresses import is_reachable_address
+from splitserve_contract.domain_error import DomainError
+from splitserve_contract.version import CONTRACT_MAJOR, SAMPLING_VERSION
 
 # Shares of a step in the largest message. A token travels as input, as history and, with blocks of
 # one token, as block id. A row has a dozen columns. The rest, or half of the message, is for lists

@@ -32,7 +32,7 @@ from scheduler_service.scheduler import events
 from scheduler_service.scheduler.effects import ExecutorGone
 from scheduler_service.scheduler.executor_losses import LossCause
 from splitserve.executor.v1 import executor_pb2 as executor
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from splitserve_rpc.peer_watch import TICK_S, PeerState
 
 _SHOWN_CHARS = 200

@@ -25,7 +25,7 @@ from scheduler_service.scheduler.values.request import Int32Array, Request
 from scheduler_service.step_codec import ReceivedResult, ResultUnusable, decode_result
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as journal
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 
 # Events whose messages have fields of the same names, and the converters of their values.
 _PLAIN_EVENTS: Mapping[type[Any], tuple[str, Converters]] = MappingProxyType(

@@ -87,7 +87,7 @@ from scheduler_service.scheduler.values.plan import (
     StepStatus,
 )
 from scheduler_service.scheduler.values.request import Request, RequestStatus
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 
 # Added to wake times: a deadline is past only once the clock is beyond it.
 _PAST_NS = 1_000_000

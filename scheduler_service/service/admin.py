@@ -17,8 +17,8 @@ from scheduler_service.watching.explanation import explain, explain_queue
 from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
-from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
+from splitserve_contract.version import CONTRACT_MAJOR, CONTRACT_MINOR
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):

@@ -8,9 +8,9 @@ from scheduler_service.callers.caller import Caller, Callers, Scope
 from scheduler_service.callers.tenants_file import check_model, may_use_model
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
+from splitserve_common.addresses import peer_host
+from splitserve_contract.domain_error import DomainError
 from splitserve_rpc.access import ScopesOf, bearer_credential, check_scopes, roles_of
-from splitserve_rpc.addresses import peer_host
-from splitserve_rpc.domain_error import DomainError
 
 
 class CallerChecks:

@@ -21,7 +21,7 @@ from scheduler_service.streams.client_codec import (
     decode_token_ids,
 )
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 
 MAX_REQUEST_ID_CHARS = 128
 

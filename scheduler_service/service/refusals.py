@@ -16,7 +16,7 @@ from scheduler_service.request_limits import RequestName
 from scheduler_service.service.caller_checks import CallerNames
 from scheduler_service.watching.transition import RequestRefused
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from splitserve_rpc.interceptors import OnRefusal
 
 # -- Backoff for Sessions whose requests are refused -----------------------------------------------

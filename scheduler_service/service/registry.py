@@ -20,9 +20,9 @@ from scheduler_service.service.admin import read_timeout_s
 from scheduler_service.service.open_calls import PerOwnerLimit
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
-from splitserve_rpc.addresses import AddressRules, IpAddress, peer_host, read_ip
-from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
-from splitserve_rpc.domain_error import DomainError
+from splitserve_common.addresses import AddressRules, IpAddress, peer_host, read_ip
+from splitserve_contract.domain_error import DomainError
+from splitserve_contract.version import CONTRACT_MAJOR, CONTRACT_MINOR
 
 # Pending registrations from one host; `executors/applicants` limits those of all hosts.
 MAX_PENDING_OF_A_HOST = 4

@@ -27,8 +27,8 @@ from scheduler_service.streams.sinks import GenerateStream, RequestSink, Session
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
-from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.process_log import LogContext, log_context
+from splitserve_common.process_log import LogContext, log_context
+from splitserve_contract.domain_error import DomainError
 
 if TYPE_CHECKING:
     from scheduler_service.watching.request_traces import RequestTraces

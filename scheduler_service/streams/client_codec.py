@@ -29,9 +29,9 @@ from scheduler_service.scheduler.values.sampling_params import (
 from scheduler_service.step_codec import decode_grammar
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
+from splitserve_contract.sampling_parameters import RECOMMENDED_PARAMETERS
 from splitserve_rpc.errors import MAX_NAMED, duration_from_s
-from splitserve_rpc.sampling_parameters import RECOMMENDED_PARAMETERS
 
 _FINISH_REASONS: Mapping[FinishReason, api.FinishReason] = MappingProxyType(
     {

@@ -13,7 +13,7 @@ from scheduler_service.watching.live_names import Names
 from scheduler_service.watching.live_snapshot import LiveSnapshot, WatchedState
 from scheduler_service.watching.transition import Submission, Transition
 from splitserve.scheduler.v1 import live_pb2 as live
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 
 MAX_WATCHERS = 8
 # Limit for all watchers together.

@@ -16,7 +16,7 @@ from scheduler_service.scheduler.events import RequestSubmitted
 from scheduler_service.scheduler.executor_losses import LossCause
 from scheduler_service.scheduler.values.request import Request
 from scheduler_service.watching.transition import RequestRefused, Submission, Transition, end_of
-from splitserve_rpc.process_log import LogContext, logging_about
+from splitserve_common.process_log import LogContext, logging_about
 
 _log = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from scheduler_service.config import ClusterConfig
 from scheduler_service.scheduler.values.config import PolicyConfig, PreemptionMode
 from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve_client import AsyncClient, SamplingParams, SchedulingParams
+from splitserve_contract.domain_error import DomainError
 from splitserve_live.state import BLOCK_STATES, LiveState
-from splitserve_rpc.domain_error import DomainError
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch

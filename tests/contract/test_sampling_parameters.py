@@ -22,11 +22,8 @@ from splitserve.scheduler.v1 import journal_pb2, scheduler_pb2
 from splitserve_cli import request_flags
 from splitserve_client import BeamSearch, Model, SamplingParams
 from splitserve_client.codec import encode_sampling_params
-from splitserve_gateway.generation.text_requests import sampling_params
-from splitserve_gateway.schemas.chat import CompletionRequest
-from splitserve_gateway.upstreams.upstream import ServedByScheduler
-from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.sampling_parameters import (
+from splitserve_contract.domain_error import DomainError
+from splitserve_contract.sampling_parameters import (
     DRAW_PARAMETERS,
     PARAMETERS,
     GivenSamplingValues,
@@ -34,6 +31,9 @@ from splitserve_rpc.sampling_parameters import (
     Range,
     SamplingValues,
 )
+from splitserve_gateway.generation.text_requests import sampling_params
+from splitserve_gateway.schemas.chat import CompletionRequest
+from splitserve_gateway.upstreams.upstream import ServedByScheduler
 from tests.contract.served import make_fake_backend, make_info
 
 # The range of each parameter as error texts have it; that of `seed` is all of int64.

@@ -12,11 +12,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from splitserve_common.files import FilesUnusable
 from splitserve_gateway import healthcheck
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
 from splitserve_rpc import tls
-from splitserve_rpc.files import FilesUnusable
 from tests.contract.stranger.process import poll
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.gateway import serving, trusting, url_of

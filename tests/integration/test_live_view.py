@@ -27,11 +27,11 @@ from scheduler_service.watching.transition import Transition
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve.scheduler.v1 import live_pb2_grpc
 from splitserve_client import AsyncClient, ClientConfig, SamplingParams, SplitserveError
+from splitserve_common.discovery import StaticDiscovery
+from splitserve_contract.domain_error import DomainError
 from splitserve_live.feeds import Feeds
 from splitserve_live.frames import SharedLines
 from splitserve_live.state import LiveState
-from splitserve_rpc.discovery import StaticDiscovery
-from splitserve_rpc.domain_error import DomainError
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch

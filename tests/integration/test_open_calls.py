@@ -19,7 +19,7 @@ from scheduler_service.service.open_calls import (
 )
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from splitserve_rpc.errors import failure_of
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.patience import PATIENCE_S

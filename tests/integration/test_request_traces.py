@@ -27,7 +27,7 @@ from splitserve_client import (
     SessionRequest,
     TraceContext,
 )
-from splitserve_rpc.process_log import context_fields
+from splitserve_common.process_log import context_fields
 from splitserve_tracing.trace_config import TraceConfig
 from splitserve_tracing.tracing import Tracing
 from tests.support.fakes.fake_executor import FakeExecutor

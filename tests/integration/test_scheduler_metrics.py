@@ -14,9 +14,9 @@ from scheduler_service.service.metrics_page import SchedulerMetrics
 from scheduler_service.service.readiness import Readiness
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client import AsyncClient, SamplingParams
+from splitserve_contract.domain_error import DomainError
 from splitserve_metrics.listener import MetricsAddress
 from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
-from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.metrics import Shown
 from tests.support.processes.fake_service import StepWatch

@@ -12,13 +12,13 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from splitserve_client import ClientConfig
+from splitserve_common.discovery import StaticDiscovery
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
 from splitserve_live.feeds import Feeds
 from splitserve_live.server import build_page
 from splitserve_metrics.instruments import Page
 from splitserve_metrics.listener import MetricsAddress, MetricsListener
-from splitserve_rpc.discovery import StaticDiscovery
 from tests.support.processes.gateway import serving as serving_gateway
 from tests.support.processes.live_page import serving as serving_page
 from tests.support.processes.patience import PATIENCE_S

@@ -34,7 +34,7 @@ from scheduler_service.scheduler.values.plan import (
     StepStatus,
 )
 from scheduler_service.scheduler.values.request import Request, ScoredToken, SequenceStatus
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from tests.property.core_workloads import configs, fit, kin_of, random_spec
 from tests.support.core.checks import check_core, check_emptied, check_published
 from tests.support.core.engine import MAX_ASKED, Client, CoreEngine, Link

@@ -26,7 +26,7 @@ from scheduler_service.scheduler.values.config import (
 from scheduler_service.scheduler.values.plan import StepStatus
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from tests.property.core_workloads import MAX_MODEL_LEN, VOCAB_SIZE, configs, fit, random_spec
 from tests.support.core.driver import make_config
 from tests.support.core.engine import CoreEngine

@@ -19,7 +19,7 @@ from scheduler_service.service.registry import ExecutorAddresses, RegistryServic
 from scheduler_service.service.servicer import SchedulerServicer
 from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve.scheduler.v1 import registry_pb2_grpc, scheduler_pb2_grpc
-from splitserve_rpc.addresses import AddressRules
+from splitserve_common.addresses import AddressRules
 from splitserve_rpc.health_service import HealthService
 from tests.simulation.executor_process import BEGINNING_NS
 from tests.simulation.network import Network

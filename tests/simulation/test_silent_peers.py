@@ -21,7 +21,7 @@ from executor_service.steps.executor_info import ExecutorInfo
 from scheduler_service.config import ClusterConfig
 from splitserve.executor.v1 import executor_pb2
 from splitserve_client import SamplingParams, SchedulingParams
-from splitserve_rpc.discovery import Discovery, StaticDiscovery
+from splitserve_common.discovery import Discovery, StaticDiscovery
 from splitserve_rpc.server import KEEPALIVE_S, PING_TIMEOUT_S
 from tests.simulation.calls import opener
 from tests.simulation.client_process import SimulatedClient

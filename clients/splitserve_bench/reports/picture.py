@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 from splitserve_bench.figures.log_histogram import LogHistogram, merged
 from splitserve_bench.figures.recorder import seconds_text
 from splitserve_bench.reports.report import TargetReport
-from splitserve_rpc.text import printable
+from splitserve_common.text import printable
 
 _HEAD = 64
 # Titles up to this many characters fit in letters of this size.

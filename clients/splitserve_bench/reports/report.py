@@ -16,7 +16,7 @@ from splitserve_bench.figures.log_histogram import (
     merged,
 )
 from splitserve_bench.figures.recorder import METRICS, Recorder, seconds_text
-from splitserve_rpc.text import parse_json, printable
+from splitserve_common.text import parse_json, printable
 
 FORMAT = "splitserve-bench 1"
 QUANTILES = (0.5, 0.9, 0.95, 0.99)

@@ -10,8 +10,8 @@ from splitserve_cli.checks.finding import Finding, ok, warning, wrong
 from splitserve_cli.checks.machine import check_pools
 from splitserve_client.errors import CallerNotAllowed, CallerUnknown, ModelNotReady
 from splitserve_client.scheduler_info import Executor, ExecutorList, Model, Readiness
-from splitserve_rpc.addresses import is_loopback
-from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
+from splitserve_common.addresses import is_loopback
+from splitserve_contract.version import CONTRACT_MAJOR, CONTRACT_MINOR
 from splitserve_text.errors import SplitserveError
 
 _DIGEST_CHARS = 12

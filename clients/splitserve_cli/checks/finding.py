@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
+from splitserve_common.text import printable
 from splitserve_options.option import Command, OptionKind
 from splitserve_options.options import OptionError, Value, options_of, resolve, unknown_variables
-from splitserve_rpc.text import printable
 
 
 class State(Enum):

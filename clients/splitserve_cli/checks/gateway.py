@@ -15,7 +15,7 @@ from splitserve_cli.checks.cluster import check_clock
 from splitserve_cli.checks.connection import TIMEOUT_S
 from splitserve_cli.checks.finding import Finding, ok, warning, wrong
 from splitserve_client.scheduler_info import Model
-from splitserve_rpc.text import parse_json
+from splitserve_common.text import parse_json
 
 _MAX_BYTES = 1 << 20
 _DIGEST_CHARS = 12

@@ -18,6 +18,7 @@ from splitserve_client import (
     RequestFailed,
     SplitserveError,
 )
+from splitserve_common.process_log import log_context
 from splitserve_gateway.callers.caller import Caller
 from splitserve_gateway.generation.prompts import EncodedPrompt
 from splitserve_gateway.http.errors import ApiError, api_error, invalid
@@ -25,7 +26,6 @@ from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
 from splitserve_gateway.schemas.sampling import GRAMMAR_FIELDS, SamplingFields
 from splitserve_gateway.upstreams.upstream import ServedByScheduler, Upstream
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
-from splitserve_rpc.process_log import log_context
 from splitserve_text import (
     End,
     Finish,

@@ -15,9 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from splitserve_common.process_log import LogContext, log_context
 from splitserve_gateway.http.errors import ApiError, error_of, quoted
 from splitserve_gateway.tracing import ExchangeTrace, exchange_trace
-from splitserve_rpc.process_log import LogContext, log_context
 
 # Time for a client that does not read to take the last event.
 _LAST_WORDS_S = 2.0

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from splitserve_common.web_guard import WebGuard
 from splitserve_gateway.http.bodies import NEEDS_CONTENT_TYPE
 from splitserve_gateway.http.errors import ApiError, draining, too_many_requests, web_refused
 from splitserve_gateway.http.exchange import EndedExchange, Exchange
 from splitserve_gateway.tracing import GatewayTraces
-from splitserve_rpc.web_guard import WebGuard
 
 _HEALTH = frozenset(("/health", "/health/live", "/health/ready"))
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, WithJsonSchema, create_model
 
+from splitserve_contract.sampling_parameters import PARAMETERS
 from splitserve_gateway.schemas.base import (
     ApiRequest,
     Flag,
@@ -25,7 +26,6 @@ from splitserve_gateway.schemas.base import (
     described,
     text_or_list,
 )
-from splitserve_rpc.sampling_parameters import PARAMETERS
 
 # -- JSON Schemas of grammar fields, for the OpenAPI description -----------------------------------
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Self
 
 from splitserve_client import ClientConfig, Model, SplitserveError, UnreadBudget
+from splitserve_common.discovery import Discovery
 from splitserve_gateway.http.errors import caller_not_allowed, model_unknown, no_scheduler
 from splitserve_gateway.upstreams.upstream import ServedByScheduler, Upstream
-from splitserve_rpc.discovery import Discovery
 
 # Interval of discovery.
 _LOOK_S = 1.0

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Literal
 
-from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.sampling_parameters import (
+from splitserve_contract.domain_error import DomainError
+from splitserve_contract.sampling_parameters import (
     MAX_BEAM_WIDTH,
     MAX_SEQUENCES,
     PARAMETER_OF_NAME,

@@ -34,7 +34,7 @@ from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.streams.outbox import Outbox
 from scheduler_service.streams.sinks import client_key
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from tests.support.core.in_process import SCHEDULER_EPOCH
 from tests.support.core.machines import CONFIG, VOCAB_SIZE, BurstLink, Machine
 from tests.support.fakes.fake_model import expected_tokens

@@ -37,7 +37,7 @@ from scheduler_service.scheduler.values.request import (
     Sequence,
 )
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 
 
 class EngineWithQueue(Engine):

@@ -17,7 +17,7 @@ from scheduler_service.scheduler.values.config import Feature, FleetConfig, Sche
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import BeamParams, Grammar, SamplingParams
 from splitserve.scheduler.v1 import journal_pb2
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from tests.support.core.driver import make_config
 from tests.support.core.machines import Machine
 from tests.support.core.pure_fleet import PureFleet

@@ -19,7 +19,7 @@ from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConf
 from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, StepPlan, StepStatus
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 
 SAMPLED = 7
 

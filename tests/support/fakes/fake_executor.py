@@ -36,7 +36,7 @@ from executor_service.steps.step import FinishedStep, Runner, StepInput
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from splitserve_rpc.server import OPEN, RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
 from tests.support.processes.addresses import reserve_address

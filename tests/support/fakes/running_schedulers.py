@@ -20,10 +20,10 @@ from splitserve_client import (
     Tokens,
     UnreadBudget,
 )
+from splitserve_common.discovery import StaticDiscovery
+from splitserve_contract.domain_error import DomainError
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
-from splitserve_rpc.discovery import StaticDiscovery
-from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import OPEN, RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.fake_scheduler import VOCAB_SIZE, FakeScheduler, expected_tokens, start
 from tests.support.models import tiny_tokenizers

@@ -12,10 +12,10 @@ from playwright.async_api import Browser, async_playwright
 from starlette.types import ASGIApp
 
 from splitserve_client import ClientConfig
+from splitserve_common.discovery import StaticDiscovery
 from splitserve_gateway.server import HttpServer
 from splitserve_live.feeds import Feeds
 from splitserve_live.server import Check, build_page
-from splitserve_rpc.discovery import StaticDiscovery
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.patience import PATIENCE_S
 

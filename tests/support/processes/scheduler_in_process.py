@@ -29,8 +29,8 @@ from splitserve.scheduler.v1 import (
     registry_pb2_grpc,
     scheduler_pb2_grpc,
 )
+from splitserve_common.addresses import AddressRules
 from splitserve_rpc.access import Access
-from splitserve_rpc.addresses import AddressRules
 from splitserve_rpc.interceptors import OnRefusal
 from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.fake_executor import FakeExecutor

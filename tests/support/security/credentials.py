@@ -11,9 +11,9 @@ from pathlib import Path
 from scheduler_service.audit.audit import AuditEvent
 from scheduler_service.callers.caller import NO_LIMITS, Caller, Scope, TenantLimits
 from splitserve_cli.main import main
+from splitserve_contract.domain_error import DomainError
 from splitserve_keys.key_file import ApiKey, KeyEntry, Keys, change_keys
 from splitserve_rpc.access import NOBODY, Access, ClusterIdentity, Metadata
-from splitserve_rpc.domain_error import DomainError
 
 
 def bearer(credential: str | None) -> tuple[tuple[str, str], ...]:

@@ -21,8 +21,8 @@ from splitserve_client import (
     ServerUnreachable,
     TlsFiles,
 )
+from splitserve_contract.domain_error import DomainError
 from splitserve_rpc.access import Access
-from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import ServerSecurity
 from splitserve_rpc.tls import Tls
 from tests.contract.stranger.process import poll

@@ -70,8 +70,8 @@ import sys
 
 ALLOWED = {
     "google", "grpc", "grpc_health", "grpc_reflection", "grpc_status", "jinja2", "markupsafe",
-    "splitserve", "splitserve_client", "splitserve_rpc", "splitserve_text", "tokenizers",
-    "typing_extensions", "cython_runtime",
+    "splitserve", "splitserve_client", "splitserve_common", "splitserve_contract",
+    "splitserve_rpc", "splitserve_text", "tokenizers", "typing_extensions", "cython_runtime",
 }
 
 class Blocker:

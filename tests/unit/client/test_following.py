@@ -18,7 +18,7 @@ from splitserve_client import (
     collect_generation,
 )
 from splitserve_client.connection import MAX_HOPS, Connection, allowed
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from tests.support.fakes.fake_scheduler import FakeScheduler, expected_tokens, start
 
 OWN = "10.0.0.5:50051"

@@ -24,7 +24,7 @@ from splitserve_client import (
 )
 from splitserve_client.session import Session
 from splitserve_client.session_request import UnreadBudget
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, expected_tokens
 from tests.support.processes.patience import PATIENCE_S
 from tests.unit.client.conftest import VirtualTime

@@ -20,7 +20,7 @@ from splitserve_client import (
 )
 from splitserve_client import connection as connection_module
 from splitserve_client.schedulers import Schedulers
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from splitserve_rpc.server import RunningServer
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, expected_tokens, start

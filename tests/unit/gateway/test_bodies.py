@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from splitserve_client import UnreadBudget
+from splitserve_common.discovery import StaticDiscovery
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.endpoints.context import Gateway
 from splitserve_gateway.grammars.checker import GrammarChecker
@@ -21,7 +22,6 @@ from splitserve_gateway.http.guard import Exchanges
 from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
 from splitserve_gateway.sharing.turns import FairSemaphore
 from splitserve_gateway.upstreams.fleet import Fleet
-from splitserve_rpc.discovery import StaticDiscovery
 
 MAX_BYTES = 16 * 2**20
 

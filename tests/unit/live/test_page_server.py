@@ -13,10 +13,10 @@ import pytest
 from starlette.requests import Request
 
 from splitserve_client import ClientConfig
+from splitserve_common.discovery import StaticDiscovery
+from splitserve_contract.domain_error import DomainError
 from splitserve_live.feeds import Feeds
 from splitserve_live.server import build_page
-from splitserve_rpc.discovery import StaticDiscovery
-from splitserve_rpc.domain_error import DomainError
 from tests.support.processes.live_page import serving
 from tests.support.processes.patience import PATIENCE_S
 

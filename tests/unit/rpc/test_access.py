@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from splitserve_contract.domain_error import DomainError
 from splitserve_keys.key_file import Scope
 from splitserve_rpc.access import (
     RULES,
@@ -20,7 +21,6 @@ from splitserve_rpc.access import (
     bearer_credential,
     is_credential,
 )
-from splitserve_rpc.domain_error import DomainError
 from splitserve_rpc.server import ServerSecurity, channel_options
 from tests.support.security.cluster import (
     ALL_METHODS,

@@ -14,7 +14,7 @@ from scheduler_service.callers.authenticator import read_key_file
 from scheduler_service.callers.tenants_file import read_tenants
 from scheduler_service.callers.tokens import read_token_keys
 from splitserve_client.client_config import ApiKey
-from splitserve_rpc.files import (
+from splitserve_common.files import (
     FilesUnusable,
     WatchedFiles,
     is_readable_by_others,

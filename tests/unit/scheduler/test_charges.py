@@ -13,7 +13,7 @@ from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler.values.request import Request
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.streams.sinks import RequestSink, SessionStream
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from tests.support.core.bursts import CountedCharge
 from tests.support.core.machines import BurstLink, Machine
 

@@ -22,7 +22,7 @@ from scheduler_service.scheduler.values.plan import StepEvents
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.streams.sinks import RequestSink
-from splitserve_rpc.process_log import JsonFormatter
+from splitserve_common.process_log import JsonFormatter
 from tests.support.core.machines import VOCAB_SIZE, Fleet, Machine, turns
 from tests.support.core.pure_fleet import Broken
 

@@ -12,7 +12,7 @@ from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
 from scheduler_service.service.refusals import RefusalPauses, RequestLog
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from tests.support.security.credentials import ListedAudit
 
 QUOTA = "QUOTA_EXCEEDED"

@@ -19,9 +19,9 @@ from scheduler_service.service.registry import (
     Resolver,
 )
 from splitserve.scheduler.v1 import registry_pb2
+from splitserve_common.addresses import AddressRules
+from splitserve_contract.domain_error import DomainError
 from splitserve_options import options
-from splitserve_rpc.addresses import AddressRules
-from splitserve_rpc.domain_error import DomainError
 from tests.support.core.machines import Machine
 from tests.support.processes.patience import PATIENCE_S
 

@@ -28,8 +28,8 @@ from scheduler_service.streams.client_codec import decode_sampling_params
 from scheduler_service.streams.delivery import Delivery
 from scheduler_service.streams.outbox import UnreadLimits
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.sampling_parameters import MAX_SEQUENCES
+from splitserve_contract.domain_error import DomainError
+from splitserve_contract.sampling_parameters import MAX_SEQUENCES
 from tests.support.core.driver import make_config
 
 MAX_LEN = 100

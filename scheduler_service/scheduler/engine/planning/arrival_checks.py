@@ -14,7 +14,7 @@ from scheduler_service.scheduler.values.beam_search import BeamSearch
 from scheduler_service.scheduler.values.config import Feature, SchedulerConfig
 from scheduler_service.scheduler.values.request import Int32Array, ParamsSet, Request, Sequence
 from scheduler_service.scheduler.values.sampling_params import ID_BYTES
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 
 
 def check_request(request: Request, config: SchedulerConfig) -> None:

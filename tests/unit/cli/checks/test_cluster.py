@@ -16,7 +16,7 @@ from splitserve_client.errors import (
     ServerUnreachable,
 )
 from splitserve_client.scheduler_info import Executor, ExecutorList, Model, Readiness
-from splitserve_rpc.contract import CONTRACT_MAJOR, CONTRACT_MINOR
+from splitserve_contract.version import CONTRACT_MAJOR, CONTRACT_MINOR
 from splitserve_text.errors import SplitserveError
 
 NOW_S = 1_700_000_000.0

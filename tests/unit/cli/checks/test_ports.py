@@ -177,7 +177,7 @@ def test_certificate_is_wrong_outside_its_validity(made: Certificates) -> None:
 
 
 def test_certificate_is_warned_of_when_it_ends_within_days(made: Certificates) -> None:
-    from splitserve_rpc.certificate import read_certificate
+    from splitserve_common.certificate import read_certificate
 
     files = made.files("scheduler")
     assert files.cert is not None

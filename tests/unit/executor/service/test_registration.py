@@ -18,7 +18,7 @@ from executor_service.service.registration import (
 from executor_service.steps.executor_info import ExecutorInfo
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from splitserve_rpc.server import bind_server
 from tests.support.steps.step_driver import make_executor_info
 

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from splitserve_client import InvalidRequest
+from splitserve_common.process_log import LogContext, log_context
 from splitserve_gateway.generation.choices import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
@@ -18,7 +19,6 @@ from splitserve_gateway.generation.choices import (
     upstream_id,
 )
 from splitserve_gateway.http.errors import ApiError, invalid
-from splitserve_rpc.process_log import LogContext, log_context
 
 ALL = (COMPLETION_FIELDS, CHAT_FIELDS, RESPONSE_FIELDS)
 

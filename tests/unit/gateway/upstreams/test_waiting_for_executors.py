@@ -14,13 +14,13 @@ from splitserve_client import (
     RetryPolicy,
     SchedulingParams,
 )
+from splitserve_common.discovery import StaticDiscovery
+from splitserve_contract.domain_error import DomainError
 from splitserve_gateway.callers.caller import Caller
 from splitserve_gateway.http.errors import ApiError
 from splitserve_gateway.upstreams import fleet as fleet_module
 from splitserve_gateway.upstreams.upstream import Upstream
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
-from splitserve_rpc.discovery import StaticDiscovery
-from splitserve_rpc.domain_error import DomainError
 from tests.support.fakes.fake_scheduler import FakeScheduler
 from tests.support.fakes.running_schedulers import (
     EXPECTED,

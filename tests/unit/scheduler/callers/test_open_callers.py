@@ -15,8 +15,8 @@ from scheduler_service.audit.audit import KeysReloaded
 from scheduler_service.callers.caller import ANYBODY, AllowAllCallers, TenantLimits
 from scheduler_service.callers.open_callers import OpenedCallers, open_callers
 from scheduler_service.config import CallersConfig, TokensConfig
-from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.files import FilesUnusable
+from splitserve_common.files import FilesUnusable
+from splitserve_contract.domain_error import DomainError
 from tests.support.security.credentials import KeyFile, ListedAudit, id_of
 from tests.support.security.issuer import AUDIENCE, Issuer, ec_key, http_server
 

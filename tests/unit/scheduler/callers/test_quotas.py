@@ -15,7 +15,7 @@ from scheduler_service.callers.caller import FREE, NO_LIMITS, RequestCost, Tenan
 from scheduler_service.callers.quotas import Quotas, UsageBucket, num_computed_outputs
 from scheduler_service.scheduler.values.request import Completion, FinishReason, Request
 from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 
 SECOND = 10**9
 MINUTE = 60 * SECOND

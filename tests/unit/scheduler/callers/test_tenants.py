@@ -25,8 +25,8 @@ from scheduler_service.callers.tenants_file import (
 from scheduler_service.scheduler.values.request import Request, SchedulingParams
 from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_rpc.domain_error import DomainError
-from splitserve_rpc.files import FilesUnusable
+from splitserve_common.files import FilesUnusable
+from splitserve_contract.domain_error import DomainError
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "75"))
 EVERYTHING = """

@@ -24,7 +24,7 @@ from scheduler_service.callers.tokens import (
     TokenVerifier,
     parse_token_keys,
 )
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from tests.support.security.issuer import (
     AUDIENCE,
     NAME,

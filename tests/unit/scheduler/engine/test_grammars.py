@@ -11,7 +11,7 @@ from scheduler_service.scheduler.values.sampling_params import (
     BeamParams,
     Grammar,
 )
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from tests.support.core.driver import CoreDriver
 
 OK, NOT_SAMPLED, GRAMMAR_INVALID = RowStatus.OK, RowStatus.NOT_SAMPLED, RowStatus.GRAMMAR_INVALID

@@ -14,7 +14,7 @@ from scheduler_service.scheduler.values.request import (
 from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
 from scheduler_service.streams.client_codec import decode_sampling_params
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 
 
 def create(resume: list[list[int]] | None = None, **params: object) -> Request:

@@ -11,7 +11,7 @@ from scheduler_service.config import ClusterConfig
 from scheduler_service.executors.drains import Drained
 from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler.values.plan import PreemptionCause
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from tests.support.core.machines import Fleet, Machine, turns
 
 

@@ -25,8 +25,8 @@ from scheduler_service.scheduler.values.request import Request
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.streams.sinks import GenerateStream, RequestSink
 from splitserve.executor.v1 import executor_pb2 as pb
+from splitserve_contract.domain_error import DomainError
 from splitserve_options import options
-from splitserve_rpc.domain_error import DomainError
 from tests.support.core.driver import make_config
 from tests.support.core.in_process import executor_info
 from tests.support.core.machines import VOCAB_SIZE, BurstLink, Machine

@@ -14,7 +14,7 @@ from scheduler_service.streams.client_codec import (
 )
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from tests.support.fakes.fake_scheduler import RECOMMENDED
 
 

@@ -38,7 +38,7 @@ from scheduler_service.watching.life import (
 )
 from scheduler_service.watching.life_recorder import BoundedLives
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from tests.support.core.machines import NS_PER_S, Machine, RecordedFleet, submission, turns
 
 

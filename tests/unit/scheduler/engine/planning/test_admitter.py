@@ -18,7 +18,7 @@ from scheduler_service.scheduler.values.request import Request, RequestStatus, S
 from scheduler_service.scheduler.values.sampling_params import Grammar, SamplingParams
 from scheduler_service.step_codec import encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from tests.support.core.driver import CoreDriver, make_config, names
 from tests.support.core.in_process import CheckedEngine, executor_info
 

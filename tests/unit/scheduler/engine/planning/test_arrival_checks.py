@@ -11,7 +11,7 @@ from scheduler_service.scheduler.engine.planning.arrival_checks import fits, pre
 from scheduler_service.scheduler.values.config import Feature
 from scheduler_service.scheduler.values.request import Request, SchedulingParams, SequenceStatus
 from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
-from splitserve_rpc.domain_error import DomainError
+from splitserve_contract.domain_error import DomainError
 from tests.support.core.driver import EOS, VOCAB_SIZE, CoreDriver, make_config
 
 

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from splitserve_rpc.addresses import is_address
-from splitserve_rpc.files import FilesUnusable, WatchedFiles, read_bytes
+from splitserve_common.addresses import is_address
+from splitserve_common.files import FilesUnusable, WatchedFiles, read_bytes
 
 # A larger number is a mistake: each client connects to all schedulers.
 MAX_SCHEDULERS = 64

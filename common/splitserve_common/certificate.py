@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from splitserve_rpc.files import FilesUnusable, read_bytes, warn_if_readable
+from splitserve_common.files import FilesUnusable, read_bytes, warn_if_readable
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TextIO
 
-from splitserve_rpc.text import printable
+from splitserve_common.text import printable
 
 _log = logging.getLogger(__name__)
 _TEXT, JSON = "text", "json"
@@ -200,6 +200,8 @@ LOGGING_PACKAGES = (
     "splitserve_bench",
     "splitserve_cli",
     "splitserve_client",
+    "splitserve_common",
+    "splitserve_contract",
     "splitserve_gateway",
     "splitserve_grammars",
     "splitserve_kernels",

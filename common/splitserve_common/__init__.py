@@ -1,0 +1,1 @@
+"""Files, addresses, certificates, discovery and logs of every process; nothing of gRPC."""

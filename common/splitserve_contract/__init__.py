@@ -1,0 +1,1 @@
+"""What scheduler, executors and clients agree on: version, domain errors, sampling parameters."""
