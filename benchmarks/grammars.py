@@ -26,8 +26,8 @@ from executor_service.grammars.compiled_grammars import CompiledGrammars
 from executor_service.grammars.vocabulary import Vocabulary
 from executor_service.sampling.sampler import SamplingRows, sample
 from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams, TokenMasks
-from splitserve_grammars.grammar_text import grammar_text
 from splitserve_grammars.limits import MAX_COMPILE_CPU_S, PARSER_LIMITS
+from splitserve_grammars.llguidance_text import grammar_text
 from splitserve_grammars.trial import GrammarTrials
 from tests.support.grammars.json_schemas import SUPPORTED
 

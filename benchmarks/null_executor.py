@@ -15,8 +15,8 @@ from pathlib import Path
 import grpc.aio
 import numpy as np
 
-from executor_service.service.decode_batch import decode_batch
-from executor_service.service.encode_answer import encode_answer, encode_info
+from executor_service.service.answer_encoding import encode_answer, encode_info
+from executor_service.service.batch_decoding import decode_batch
 from executor_service.service.servicer import SERVICE, ExecutorServicer, ReadyExecutor
 from executor_service.service.step_worker import StepWorker
 from executor_service.steps.batch import Batch, BatchContent, StepAnswer, StepStatus

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from benchmarks.report import emit
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import LoadedEngine, load_engine
-from executor_service.service.decode_batch import decode_batch
+from executor_service.service.batch_decoding import decode_batch
 from executor_service.steps.step import PendingStep, StepInput, execute_step
 from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.scheduler.values.config import SchedulerConfig

@@ -12,8 +12,8 @@ import torch
 from benchmarks.cpu_limits import StepSize
 from executor_service.engine_loader import LoadedEngine
 from executor_service.runner.model_runner import ModelRunner
-from executor_service.service.decode_batch import decode_batch
-from executor_service.service.encode_answer import encode_answer
+from executor_service.service.answer_encoding import encode_answer
+from executor_service.service.batch_decoding import decode_batch
 from executor_service.steps.executor_info import ExecutorInfo
 from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.scheduler.values.config import SchedulerConfig

@@ -33,9 +33,9 @@ from executor_service.service.step_worker import StepWorker
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_common.addresses import CannotListen, is_loopback
-from splitserve_common.discovery import Discovery, discovery
 from splitserve_common.files import FilesUnusable
 from splitserve_common.process_log import say_why_not, start_logging
+from splitserve_common.scheduler_discovery import Discovery, discovery
 from splitserve_common.text import printable
 from splitserve_options import options
 from splitserve_options.option import BUNDLED_MODEL

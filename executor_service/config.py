@@ -23,8 +23,8 @@ class ExecutorConfig:
     `num_host_blocks`: 0 turns swapping off. `host_executors`: number of executors that are started
     together on this machine and share its memory. `runtime_dir`: directory in which executors of
     this machine see each other's reservations. `threads`: CPU threads. Addresses are `host:port`.
-    `scheduler`: in the syntax of `splitserve_common.discovery`. `drain_timeout_s`: time for the
-    scheduler to finish or move the running requests.
+    `scheduler`: in the format of `splitserve_common.scheduler_discovery`. `drain_timeout_s`: time
+    for the scheduler to finish or move the running requests.
     """
 
     model: str

@@ -27,9 +27,9 @@ from executor_service.runner.kernel_warm_up import compile_kernels, measure_step
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.runner.step_graphs import RecordedModels
+from executor_service.speculation.draft_loading import load_draft
 from executor_service.speculation.draft_model import LoadedProposer
 from executor_service.speculation.draft_totals import DraftTotals
-from executor_service.speculation.load_draft import load_draft
 from executor_service.speculation.speculating_runner import SpeculatingRunner
 from executor_service.steps.drafts import MAX_NUM_DRAFTS
 from executor_service.steps.executor_info import (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from scheduler_service.audit.audit import Audit
 from scheduler_service.audit.file_audit import AuditUnusable, open_audit
 from scheduler_service.callers.caller import Callers
-from scheduler_service.callers.open_callers import OpenedCallers, open_callers
+from scheduler_service.callers.from_options import OpenedCallers, open_callers
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.driver import Driver
 from scheduler_service.executors.executor_link import ExecutorLink
@@ -37,9 +37,9 @@ from splitserve.scheduler.v1 import (
     scheduler_pb2_grpc,
 )
 from splitserve_common.addresses import CannotListen, is_loopback
-from splitserve_common.discovery import Discovery, discovery
 from splitserve_common.files import FilesUnusable
 from splitserve_common.process_log import say_why_not, start_logging
+from splitserve_common.scheduler_discovery import Discovery, discovery
 from splitserve_options import options
 from splitserve_rpc.access import Access, Role
 from splitserve_rpc.interceptors import OnRefusal

@@ -158,7 +158,7 @@ class SchedulerServiceConfig:
     """Configuration of the whole scheduler process.
 
     `journal`: file to record events in, None for no journal. `peers`: the other schedulers, in the
-    format of `splitserve_common.discovery`. `metrics` None: no metrics. `traces` None: no traces.
+    format of `splitserve_common.scheduler_discovery`. `metrics`, `traces`: None for none.
     `remember_requests`: number of ended requests that Explain remembers; 0: Explain is off.
     """
 

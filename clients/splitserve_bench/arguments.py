@@ -14,7 +14,7 @@ from typing import Any
 from splitserve_bench.figures.recorder import Slo, parse_seconds
 from splitserve_bench.load.generator import Pace
 from splitserve_bench.runs import RunConfig
-from splitserve_bench.targets.open_target import parse_target
+from splitserve_bench.targets.scheduler_target import parse_target
 from splitserve_bench.targets.target import AskOptions, TargetAddress
 from splitserve_bench.workloads.conversation import (
     Conversation,

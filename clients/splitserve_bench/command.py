@@ -19,7 +19,6 @@ from splitserve_bench.load.generator import LocalLoad
 from splitserve_bench.load.outcome import LoadAbandoned
 from splitserve_bench.load.process_load import ProcessLoad
 from splitserve_bench.parser import build_parser
-from splitserve_bench.reports.picture import write_picture
 from splitserve_bench.reports.report import (
     ReportUnreadable,
     TargetReport,
@@ -29,8 +28,9 @@ from splitserve_bench.reports.report import (
     text_of,
     write_report,
 )
+from splitserve_bench.reports.svg_picture import write_picture
 from splitserve_bench.runs import PROBLEMS, Load, problem_text, run_load
-from splitserve_bench.targets.open_target import open_target
+from splitserve_bench.targets.scheduler_target import open_target
 from splitserve_client.text_map import ProgressLine
 from splitserve_common.text import printable
 from splitserve_rpc.security import SecurityUnusable

@@ -29,7 +29,7 @@ from splitserve_bench.load.process_load import (
 )
 from splitserve_bench.parser import build_parser
 from splitserve_bench.runs import PROBLEMS, problem_text
-from splitserve_bench.targets.open_target import open_target
+from splitserve_bench.targets.scheduler_target import open_target
 from splitserve_bench.workloads.conversation import Conversation
 
 

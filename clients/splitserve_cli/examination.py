@@ -50,8 +50,8 @@ from splitserve_client.client import AsyncClient
 from splitserve_client.client_config import ApiKey, ClientConfig
 from splitserve_client.errors import CredentialsUnusable
 from splitserve_client.scheduler_info import Model
-from splitserve_common.discovery import discovery
 from splitserve_common.files import FilesUnusable
+from splitserve_common.scheduler_discovery import discovery
 from splitserve_options.option import COMMANDS, Command
 from splitserve_options.options import Value
 from splitserve_rpc.security import SecurityUnusable

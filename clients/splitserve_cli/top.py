@@ -15,8 +15,8 @@ from splitserve.scheduler.v1.live_pb2 import WatchSchedulerResponse
 from splitserve_cli.command_line import add_operators_server, ask, operators_config, run
 from splitserve_client.client import AsyncClient
 from splitserve_live.frames import frame_line
-from splitserve_live.screen import screen
 from splitserve_live.state import LiveState
+from splitserve_live.terminal_screen import screen
 
 _RATE = 4
 _WIDTH = 100

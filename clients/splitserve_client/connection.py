@@ -20,7 +20,7 @@ from splitserve_client.client_config import ApiKey, ClientConfig, Metadata
 from splitserve_client.errors import Draining, ModelNotReady, ServerUnreachable, error_of_failure
 from splitserve_client.schedulers import Elsewhere, Schedulers, Target, open_channels, open_target
 from splitserve_common.addresses import is_address, is_loopback
-from splitserve_common.discovery import StaticDiscovery, names_several
+from splitserve_common.scheduler_discovery import StaticDiscovery, names_several
 from splitserve_common.text import check_file_name
 from splitserve_rpc.access import ClusterIdentity, bearer_credential
 from splitserve_rpc.errors import MAX_NAMED, duration_from_s, failure_of

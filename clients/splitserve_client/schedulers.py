@@ -20,8 +20,8 @@ from splitserve_client.channels import Channels, Credentials, Stubs
 from splitserve_client.client_config import ClientConfig
 from splitserve_client.errors import ServerUnreachable
 from splitserve_common.addresses import MAX_PORT, is_loopback
-from splitserve_common.discovery import Discovery, discovery, names_several
 from splitserve_common.files import FilesUnusable
+from splitserve_common.scheduler_discovery import Discovery, discovery, names_several
 from splitserve_rpc.server import channel_options
 from splitserve_text.errors import SplitserveError
 

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from splitserve_client import ClientConfig, UnreadBudget
-from splitserve_common.discovery import discovery
+from splitserve_common.scheduler_discovery import discovery
 from splitserve_common.web_guard import WebGuard
 from splitserve_gateway.callers.identification import (
     CredentialGate,

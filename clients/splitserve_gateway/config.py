@@ -35,7 +35,7 @@ class GatewayConfig:
     """Configuration of the gateway process.
 
     `http_tls`: files of HTTPS; None for plain HTTP. `schedulers`: addresses in the form of
-    `splitserve_common.discovery`; `scheduler_tls`: TLS files, None for plain
+    `splitserve_common.scheduler_discovery`; `scheduler_tls`: TLS files, None for plain
     text. `gateway_key_file`: holds the gateway's own credential; if set, every request needs a
     credential, too. `max_body_bytes`: of one request; all bodies that are not encoded yet may have
     16 times as much. `request_timeout_s`: from the arrival of a request to its end.

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from splitserve_client import ClientConfig
 from splitserve_common.addresses import claim_address
-from splitserve_common.discovery import discovery
+from splitserve_common.scheduler_discovery import discovery
 from splitserve_contract.domain_error import DomainError
 from splitserve_gateway.callers.identification import KnownCallers
 from splitserve_gateway.config import GatewayConfig, LiveConfig

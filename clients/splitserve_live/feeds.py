@@ -10,7 +10,7 @@ from typing import Any
 
 from splitserve.scheduler.v1.live_pb2 import WatchSchedulerResponse
 from splitserve_client import AsyncClient, ClientConfig
-from splitserve_common.discovery import Discovery
+from splitserve_common.scheduler_discovery import Discovery
 from splitserve_contract.domain_error import DomainError
 from splitserve_live.frames import SharedLines
 

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from splitserve_common.text import parse_json
-from splitserve_grammars.grammar_text import GrammarInvalid, grammar_text, lark_of_gbnf
 from splitserve_grammars.limits import (
     MAX_COMPILED_BYTES,
     NO_TEXT,
@@ -21,6 +20,7 @@ from splitserve_grammars.limits import (
     TOO_LARGE,
     error_message,
 )
+from splitserve_grammars.llguidance_text import GrammarInvalid, grammar_text, lark_of_gbnf
 from splitserve_grammars.trial import GrammarTrialResult, encode_end, encode_verdict
 
 _NICENESS = 10  # open streams have precedence

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from splitserve_common.addresses import is_address
-from splitserve_common.discovery import check_schedulers
+from splitserve_common.scheduler_discovery import check_schedulers
 from splitserve_options.executor_table import EXECUTOR_OPTIONS
 from splitserve_options.gateway_table import GATEWAY_OPTIONS
 from splitserve_options.observability_table import OBSERVABILITY_OPTIONS

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from executor_service.device.memory import is_out_of_memory
 from executor_service.errors import ModelUnsupported, one_line
 from executor_service.model.loaded_model import check_config, check_model_class
-from executor_service.trials.float32_trial import near_tokens, relative_error
+from executor_service.trials.layer_trial import near_tokens, relative_error
 
 _log = logging.getLogger(__name__)
 

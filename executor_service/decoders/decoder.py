@@ -32,7 +32,7 @@ from executor_service.model.transformers_attention import (
     probe_attention,
     run_in_steps,
 )
-from executor_service.trials.float32_trial import (
+from executor_service.trials.layer_trial import (
     CUT_VOCAB_SIZE,
     FLOAT32_TOLERANCE,
     KnownLogits,

@@ -14,7 +14,6 @@ from llguidance import LLMatcher, LLParserLimits
 
 from executor_service.grammars.vocabulary import Vocabulary
 from executor_service.steps.sampling_params import Grammar
-from splitserve_grammars.grammar_text import grammar_text
 from splitserve_grammars.limits import (
     FIRST_TRIAL_CPU_S,
     MAX_COMPILE_CPU_S,
@@ -23,6 +22,7 @@ from splitserve_grammars.limits import (
     STACK_BYTES,
     error_message,
 )
+from splitserve_grammars.llguidance_text import grammar_text
 from splitserve_grammars.trial import GrammarTrials, TrialTooSlow
 
 _MAX_WAITING = 1024

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import KVCache
+from executor_service.device.kv_cache import Array, KVCache
 from executor_service.device.uploads import (
-    Array,
     Int32Array,
     Int64Array,
     IntegerArrays,

@@ -24,7 +24,7 @@ from executor_service.service.registration import (
     ranked,
 )
 from executor_service.steps.executor_info import ExecutorInfo
-from splitserve_common.discovery import Discovery
+from splitserve_common.scheduler_discovery import Discovery
 from splitserve_rpc.peer_watch import TICK_S, Ask, PeerState, PeerWatch
 
 # Interval of checks for a preferred scheduler.

@@ -23,7 +23,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from executor_service.service.encode_answer import encode_info
+from executor_service.service.answer_encoding import encode_info
 from executor_service.steps.executor_info import ExecutorInfo, steady_clock
 from executor_service.steps.step_executor import MAX_CLOCK_SKEW_NS
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from executor_service.service.encode_answer import encode_info
+from executor_service.service.answer_encoding import encode_info
 from executor_service.service.step_worker import StepWorker
 from executor_service.steps.executor_info import ExecutorInfo, TokenizerFile, read_tokenizer_file
 from splitserve.executor.v1 import executor_pb2 as pb

@@ -15,8 +15,8 @@ from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 
-from executor_service.service.decode_batch import decode_batch
-from executor_service.service.encode_answer import encode_answer, encode_internal_error
+from executor_service.service.answer_encoding import encode_answer, encode_internal_error
+from executor_service.service.batch_decoding import decode_batch
 from executor_service.steps.batch import StepAnswer
 from executor_service.steps.executor_info import ExecutorInfo
 from executor_service.steps.step_executor import RunningStep, StepExecutor

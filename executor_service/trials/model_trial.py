@@ -30,7 +30,7 @@ from executor_service.model.transformers_attention import (
     probe_attention,
     register_attention,
 )
-from executor_service.trials.float32_trial import (
+from executor_service.trials.layer_trial import (
     FLOAT32_TOLERANCE,
     TrialTokens,
     float32_trial,

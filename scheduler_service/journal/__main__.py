@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler_service.journal.replay import NOTHING, Difference, Report, replay
+from scheduler_service.journal.journal_replay import NOTHING, Difference, Report, replay
 from scheduler_service.journal.segment_file import JournalUnreadable
 
 _DESCRIPTION = """\

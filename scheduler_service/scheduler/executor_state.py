@@ -66,8 +66,8 @@ class ExecutorState:
 #
 # A fault of the scheduler ends as few requests as possible.
 
-REASON = "INVARIANT_BROKEN"
-MESSAGE = "internal error of the scheduler; see its log for details"
+FAULT_REASON = "INVARIANT_BROKEN"
+FAULT_MESSAGE = "internal error of the scheduler; see its log for details"
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ def rescue(executor: ExecutorState) -> RecoveredRequests:
 def end_with_fault(request: Request) -> None:
     """Ends a request that no engine has, with the error INVARIANT_BROKEN."""
     request.completions = []
-    request.finish_reason, request.error = FinishReason.ERROR, (REASON, MESSAGE)
+    request.finish_reason, request.error = FinishReason.ERROR, (FAULT_REASON, FAULT_MESSAGE)
 
 
 def _evacuate(executor: ExecutorState, rescued: RecoveredRequests) -> list[Request]:

@@ -21,7 +21,7 @@ from scheduler_service.scheduler.executor_losses import FleetLosses, Loss, LossC
 from scheduler_service.scheduler.queue.key_order import expires
 from scheduler_service.scheduler.values.request import Request
 
-REASON = "EXECUTOR_LOST_REPEATEDLY"
+QUARANTINE_REASON = "EXECUTOR_LOST_REPEATEDLY"
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Quarantine:
             f"{len(losses.in_succession)} executors in a row failed while computing this request, "
             f"{losses.num_alone} of them without any other request"
         )
-        request.fail_unscheduled(REASON, message)
+        request.fail_unscheduled(QUARANTINE_REASON, message)
         if is_all_explained:
             self._excuse_others(losses.in_succession)
 

@@ -16,7 +16,7 @@ import grpc.aio
 from scheduler_service.audit.audit import Audit
 from scheduler_service.callers.caller import Admission, AllowAllCallers, Callers, Scope
 from scheduler_service.driver import Driver
-from scheduler_service.scheduler.executor_state import MESSAGE, REASON
+from scheduler_service.scheduler.executor_state import FAULT_MESSAGE, FAULT_REASON
 from scheduler_service.service.caller_checks import CallerChecks, CallerNames
 from scheduler_service.service.intake import AcceptedRequest, Intake
 from scheduler_service.service.open_calls import OpenCalls
@@ -140,7 +140,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             return
         if not isinstance(error, DomainError):
             _log.error("session_failed", exc_info=error)
-            error = DomainError(REASON, MESSAGE)
+            error = DomainError(FAULT_REASON, FAULT_MESSAGE)
         self._cluster.fail_stream(stream, error)
 
     async def _read_session(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scheduler_service.callers.caller import Admission
-from scheduler_service.journal.replay import replay
+from scheduler_service.journal.journal_replay import replay
 from scheduler_service.journal.segment_file import JournalUnreadable
 from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler.effects import Effect

@@ -16,8 +16,8 @@ import pytest
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from executor_service.service.decode_batch import decode_batch
-from executor_service.service.encode_answer import encode_answer, encode_info
+from executor_service.service.answer_encoding import encode_answer, encode_info
+from executor_service.service.batch_decoding import decode_batch
 from executor_service.steps.batch import (
     StepAnswer,
     StepError,

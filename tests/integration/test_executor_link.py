@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_service.service.encode_answer import encode_info
+from executor_service.service.answer_encoding import encode_info
 from executor_service.service.servicer import SERVICE, ExecutorServicer
 from scheduler_service.executors.executor_link import (
     ExecutorGone,

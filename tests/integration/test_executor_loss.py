@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from executor_service.service.encode_answer import encode_info
+from executor_service.service.answer_encoding import encode_info
 from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
 from splitserve_client import AsyncClient, Choices, Generation, InvalidRequest, SamplingParams
 from tests.support.fakes.expected_outputs import expected_completions

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from splitserve_client import ClientConfig
-from splitserve_common.discovery import StaticDiscovery
+from splitserve_common.scheduler_discovery import StaticDiscovery
 from splitserve_gateway.config import GatewayConfig
 from splitserve_live.feeds import Feeds
 from splitserve_live.server import build_page

@@ -27,7 +27,7 @@ from scheduler_service.watching.transition import Transition
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve.scheduler.v1 import live_pb2_grpc
 from splitserve_client import AsyncClient, ClientConfig, SamplingParams, SplitserveError
-from splitserve_common.discovery import StaticDiscovery
+from splitserve_common.scheduler_discovery import StaticDiscovery
 from splitserve_contract.domain_error import DomainError
 from splitserve_live.feeds import Feeds
 from splitserve_live.frames import SharedLines

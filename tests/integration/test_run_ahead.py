@@ -13,8 +13,8 @@ from executor_service.backends.choose import AUTO, choose_compute
 from executor_service.backends.compute import Compute
 from executor_service.checkpoint.model_loader import ModelConfig, load_model
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.speculation.draft_loading import load_draft
 from executor_service.speculation.draft_model import LoadedProposer
-from executor_service.speculation.load_draft import load_draft
 from executor_service.speculation.speculating_runner import SpeculatingRunner
 from executor_service.steps.step import Runner
 from scheduler_service.scheduler.values.config import Feature, SchedulerConfig, Speculation

@@ -12,7 +12,7 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from splitserve_client import ClientConfig
-from splitserve_common.discovery import StaticDiscovery
+from splitserve_common.scheduler_discovery import StaticDiscovery
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
 from splitserve_live.feeds import Feeds

@@ -23,7 +23,7 @@ from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import PagedModel, torch_model
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.service.decode_batch import decode_batch
+from executor_service.service.batch_decoding import decode_batch
 from executor_service.steps.batch import StepAnswer
 from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
 from executor_service.steps.step import (

@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from scheduler_service.scheduler import effects
-from scheduler_service.scheduler.quarantine import REASON
+from scheduler_service.scheduler.quarantine import QUARANTINE_REASON
 from scheduler_service.scheduler.values.plan import StepPlan
 from tests.support.core.machines import Machine
 from tests.support.core.pure_fleet import PureFleet, a_request, tokens_of
@@ -118,7 +118,7 @@ def test_only_poisons_are_failed_for_one_executor_each_when_losses_are_heard_lat
 
     errors = {name: request.error for name, request in fleet.finished.items()}
     failed = {name: error[0] for name, error in errors.items() if error is not None}
-    assert failed == dict.fromkeys(fleet.poisons, REASON)
+    assert failed == dict.fromkeys(fleet.poisons, QUARANTINE_REASON)
     for number, length in lengths.items():
         if f"r{number}" not in failed:
             assert fleet.tokens[number] == tokens_of(number, length)

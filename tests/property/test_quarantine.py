@@ -21,7 +21,7 @@ from scheduler_service.scheduler.executor_losses import (
     Loss,
     LossCause,
 )
-from scheduler_service.scheduler.quarantine import REASON, Quarantine
+from scheduler_service.scheduler.quarantine import QUARANTINE_REASON, Quarantine
 from scheduler_service.scheduler.values.plan import StepPlan
 from scheduler_service.scheduler.values.request import Request
 from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
@@ -297,7 +297,7 @@ def check_ends(fleet: PoisonedFleet, *guilty: str) -> None:
     """The guilty are failed by name, all others have their tokens, which `run` compares."""
     reasons = {name: client.request.error for name, client in fleet.clients.items()}
     assert {name for name, error in reasons.items() if error is not None} == set(guilty)
-    assert all(error is None or error[0] == REASON for error in reasons.values())
+    assert all(error is None or error[0] == QUARANTINE_REASON for error in reasons.values())
 
 
 @pytest.mark.parametrize("max_losses", [1, 2])

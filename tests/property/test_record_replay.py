@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler_service.journal.journal import FileJournal, NoJournal
-from scheduler_service.journal.replay import replay
+from scheduler_service.journal.journal_replay import replay
 from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
 from scheduler_service.scheduler.values.config import BatchPolicyName, PreemptionMode, Speculation
 from tests.support.core.recorded_run import RandomRun, run_config

@@ -26,7 +26,7 @@ from executor_service.steps.sampling_params import Grammar
 from executor_service.steps.step import StepInput
 from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_common.discovery import StaticDiscovery
+from splitserve_common.scheduler_discovery import StaticDiscovery
 from tests.simulation.network import Network
 from tests.simulation.servers import Server
 from tests.simulation.virtual_loop import Process, VirtualLoop

@@ -25,7 +25,7 @@ from splitserve_client import (
     Tokens,
     UnreadBudget,
 )
-from splitserve_common.discovery import Discovery
+from splitserve_common.scheduler_discovery import Discovery
 from splitserve_gateway.http.errors import ApiError
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from executor_service.service.decode_batch import decode_batch
-from executor_service.service.encode_answer import encode_answer
+from executor_service.service.answer_encoding import encode_answer
+from executor_service.service.batch_decoding import decode_batch
 from executor_service.steps.batch import StepAnswer
 from executor_service.steps.executor_info import ExecutorInfo
 from executor_service.steps.step import StepInput

@@ -16,7 +16,7 @@ from splitserve_gateway.schemas.sampling import (
     ChatToolName,
     FunctionDefinition,
 )
-from splitserve_grammars.grammar_text import OPTIONS_KEY
+from splitserve_grammars.llguidance_text import OPTIONS_KEY
 from splitserve_text import (
     Choices,
     Grammar,

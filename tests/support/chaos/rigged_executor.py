@@ -16,7 +16,7 @@ from executor_service import __main__ as executor
 from executor_service import engine_loader
 from executor_service.config import ExecutorConfig
 from executor_service.service import step_worker
-from executor_service.service.encode_answer import encode_answer
+from executor_service.service.answer_encoding import encode_answer
 from executor_service.steps.batch import StepAnswer
 from splitserve.executor.v1 import executor_pb2
 from tests.support.chaos.rigged_runner import RiggedRunner

@@ -8,8 +8,8 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
-from executor_service.service.decode_batch import decode_batch
-from executor_service.service.encode_answer import encode_answer
+from executor_service.service.answer_encoding import encode_answer
+from executor_service.service.batch_decoding import decode_batch
 from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.scheduler.engine.outcomes.losses import MAX_FRUITLESS_LOSSES
 from scheduler_service.scheduler.values.config import SchedulerConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from executor_service.service.decode_batch import decode_batch
-from executor_service.service.encode_answer import encode_answer
+from executor_service.service.answer_encoding import encode_answer
+from executor_service.service.batch_decoding import decode_batch
 from executor_service.steps.executor_info import (
     ExecutorInfo,
     ExecutorLimits,

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 
-from executor_service.service.decode_batch import decode_batch
-from executor_service.service.encode_answer import encode_answer, encode_info
+from executor_service.service.answer_encoding import encode_answer, encode_info
+from executor_service.service.batch_decoding import decode_batch
 from executor_service.steps.step import RowStatus, StepInput
 from executor_service.steps.step_executor import StepExecutor
 from scheduler_service.callers.caller import Admission

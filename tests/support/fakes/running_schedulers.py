@@ -20,7 +20,7 @@ from splitserve_client import (
     Tokens,
     UnreadBudget,
 )
-from splitserve_common.discovery import StaticDiscovery
+from splitserve_common.scheduler_discovery import StaticDiscovery
 from splitserve_contract.domain_error import DomainError
 from splitserve_gateway.upstreams.fleet import Fleet
 from splitserve_gateway.upstreams.upstream_request import UpstreamRequest

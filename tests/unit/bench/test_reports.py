@@ -11,7 +11,6 @@ import pytest
 
 from splitserve_bench.figures.recorder import Recorder, Slo
 from splitserve_bench.load.outcome import LoadAbandoned, Outcome
-from splitserve_bench.reports.picture import picture
 from splitserve_bench.reports.report import (
     ReportUnreadable,
     TargetReport,
@@ -21,6 +20,7 @@ from splitserve_bench.reports.report import (
     text_of,
     write_report,
 )
+from splitserve_bench.reports.svg_picture import picture
 from splitserve_bench.targets.target import AnswerSummary
 
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from splitserve_client import UnreadBudget
-from splitserve_common.discovery import StaticDiscovery
+from splitserve_common.scheduler_discovery import StaticDiscovery
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.endpoints.context import Gateway
 from splitserve_gateway.grammars.checker import GrammarChecker

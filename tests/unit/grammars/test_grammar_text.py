@@ -8,7 +8,7 @@ import sys
 import llguidance
 import pytest
 
-from splitserve_grammars.grammar_text import GrammarInvalid, grammar_text, lark_of_gbnf
+from splitserve_grammars.llguidance_text import GrammarInvalid, grammar_text, lark_of_gbnf
 
 
 def matcher(kind: str, *texts: str) -> llguidance.LLMatcher:

@@ -13,7 +13,7 @@ import pytest
 from starlette.requests import Request
 
 from splitserve_client import ClientConfig
-from splitserve_common.discovery import StaticDiscovery
+from splitserve_common.scheduler_discovery import StaticDiscovery
 from splitserve_contract.domain_error import DomainError
 from splitserve_live.feeds import Feeds
 from splitserve_live.server import build_page

@@ -12,7 +12,6 @@ from rich.console import Console
 import splitserve_live
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve_live.frames import frame_line
-from splitserve_live.screen import screen
 from splitserve_live.state import (
     BLOCK_STATES,
     ROW_KINDS,
@@ -22,6 +21,7 @@ from splitserve_live.state import (
     state_word,
     why,
 )
+from splitserve_live.terminal_screen import screen
 
 STATIC = Path(splitserve_live.__file__).parent / "static"
 

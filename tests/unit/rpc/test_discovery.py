@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_common.discovery import (
+from splitserve_common.files import FilesUnusable
+from splitserve_common.scheduler_discovery import (
     MAX_SCHEDULERS,
     DnsDiscovery,
     FileDiscovery,
     StaticDiscovery,
     discovery,
 )
-from splitserve_common.files import FilesUnusable
 from tests.support.processes.patience import PATIENCE_S
 
 

@@ -19,7 +19,7 @@ from executor_service.model.paged_model import PagedModel, TransformersModel
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
 from executor_service.sampling.sampler import SamplingRows, draw_in_torch
-from executor_service.service.decode_batch import decode_batch
+from executor_service.service.batch_decoding import decode_batch
 from executor_service.steps.batch import StepAnswer, StepErrorReason, StepStatus
 from executor_service.steps.executor_info import (
     SAMPLING_FEATURES,

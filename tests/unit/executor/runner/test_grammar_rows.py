@@ -16,7 +16,7 @@ from executor_service.grammars.compiled_grammars import CompiledGrammars, RowGra
 from executor_service.grammars.compiler import GrammarCompiler
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.service.decode_batch import decode_batch
+from executor_service.service.batch_decoding import decode_batch
 from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
 from executor_service.steps.step import RowStatus, StepOutput
 from executor_service.steps.step_executor import StepExecutor

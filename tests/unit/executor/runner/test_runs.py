@@ -16,7 +16,7 @@ from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig
-from executor_service.service.decode_batch import decode_batch
+from executor_service.service.batch_decoding import decode_batch
 from executor_service.steps.batch import StepAnswer
 from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
 from executor_service.steps.sampling_params import SamplingParams

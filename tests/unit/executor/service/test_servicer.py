@@ -14,7 +14,7 @@ import pytest
 
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.service.decode_batch import decode_batch
+from executor_service.service.batch_decoding import decode_batch
 from executor_service.service.servicer import ExecutorServicer, ReadyExecutor
 from executor_service.service.step_worker import Encode, StepWorker
 from executor_service.steps.batch import Batch, StepAnswer, StepStatus

@@ -25,7 +25,11 @@ from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.paged_model import torch_model
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.speculation.load_draft import BUNDLED_DRAFT_DIRECTORY, check_draft, load_draft
+from executor_service.speculation.draft_loading import (
+    BUNDLED_DRAFT_DIRECTORY,
+    check_draft,
+    load_draft,
+)
 from executor_service.speculation.speculating_runner import SpeculatingRunner
 from executor_service.steps.sampling_params import SamplingParams
 from executor_service.steps.step import BlockMoves, PendingStep, Runner, StepInput, execute_step
@@ -114,7 +118,7 @@ def test_draft_is_refused_before_it_is_loaded_when_its_configuration_tells(
         raise AssertionError(config.model)
 
     draft = make_tiny_model("llama", tmp_path, overrides={"vocab_size": 200})
-    monkeypatch.setattr("executor_service.speculation.load_draft.load_model", loads)
+    monkeypatch.setattr("executor_service.speculation.draft_loading.load_model", loads)
     target = Compute(loaded_models["model"], torch_model, "torch", 16)
     with pytest.raises(ModelUnsupported, match=f"200 tokens, .* has {VOCAB_SIZE}"):
         load_draft(str(draft), target, "torch", 16)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from executor_service.errors import OutOfMemory, StepFailed
-from executor_service.service.decode_batch import decode_batch
+from executor_service.service.batch_decoding import decode_batch
 from executor_service.steps.batch import StepAnswer, StepErrorReason, StepStatus
 from executor_service.steps.executor_info import Feature
 from executor_service.steps.step import FinishedStep, PendingStep, StepInput, StepOutput

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from splitserve_client import ModelChanged, SamplingParams, SchedulingParams, UnreadBudget
-from splitserve_common.discovery import StaticDiscovery
+from splitserve_common.scheduler_discovery import StaticDiscovery
 from splitserve_gateway.http.errors import ApiError
 from splitserve_gateway.upstreams import fleet as fleet_module
 from splitserve_gateway.upstreams import upstream as upstream_module

@@ -21,7 +21,7 @@ from splitserve_client import (
     SplitserveError,
     UnreadBudget,
 )
-from splitserve_common.discovery import StaticDiscovery
+from splitserve_common.scheduler_discovery import StaticDiscovery
 from splitserve_contract.domain_error import DomainError
 from splitserve_gateway.http.errors import error_of
 from splitserve_gateway.upstreams import fleet as fleet_module

@@ -14,7 +14,7 @@ from splitserve_client import (
     RetryPolicy,
     SchedulingParams,
 )
-from splitserve_common.discovery import StaticDiscovery
+from splitserve_common.scheduler_discovery import StaticDiscovery
 from splitserve_contract.domain_error import DomainError
 from splitserve_gateway.callers.caller import Caller
 from splitserve_gateway.http.errors import ApiError

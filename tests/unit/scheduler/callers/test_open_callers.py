@@ -13,7 +13,7 @@ import pytest
 
 from scheduler_service.audit.audit import KeysReloaded
 from scheduler_service.callers.caller import ANYBODY, AllowAllCallers, TenantLimits
-from scheduler_service.callers.open_callers import OpenedCallers, open_callers
+from scheduler_service.callers.from_options import OpenedCallers, open_callers
 from scheduler_service.config import CallersConfig, TokensConfig
 from splitserve_common.files import FilesUnusable
 from splitserve_contract.domain_error import DomainError

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from executor_service.service.encode_answer import encode_info
+from executor_service.service.answer_encoding import encode_info
 from scheduler_service.callers.caller import Admission
 from scheduler_service.config import ClusterConfig, SchedulerServiceConfig
 from scheduler_service.driver import Driver

@@ -21,7 +21,7 @@ from scheduler_service.journal.checkpoint import (
     scheduler_structure,
 )
 from scheduler_service.journal.journal import JOURNAL_VERSION
-from scheduler_service.journal.replay import replay
+from scheduler_service.journal.journal_replay import replay
 from scheduler_service.journal.segment_file import JournalUnreadable
 from scheduler_service.scheduler.engine.engine import Engine
 from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES, make_queue_policy

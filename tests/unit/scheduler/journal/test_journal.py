@@ -12,7 +12,7 @@ import pytest
 
 from scheduler_service.journal import journal as journal_module
 from scheduler_service.journal.journal import FileJournal, NoJournal, open_journal
-from scheduler_service.journal.replay import replay
+from scheduler_service.journal.journal_replay import replay
 from scheduler_service.journal.segment_file import SegmentFile, SegmentReader
 from scheduler_service.scheduler import events
 from scheduler_service.scheduler.engine.engine import Engine

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_service.journal.__main__ import main
-from scheduler_service.journal.replay import Difference, find_difference, replay
+from scheduler_service.journal.journal_replay import Difference, find_difference, replay
 from scheduler_service.journal.segment_file import SegmentReader
 from scheduler_service.scheduler.effects import Effect
 from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool

@@ -22,7 +22,7 @@ from scheduler_service.scheduler.engine.row_columns import RowColumns
 from scheduler_service.scheduler.engine.sequences import SequenceEndings
 from scheduler_service.scheduler.events import RequestSubmitted
 from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.executor_state import MESSAGE, REASON
+from scheduler_service.scheduler.executor_state import FAULT_MESSAGE, FAULT_REASON
 from scheduler_service.scheduler.values.config import FleetConfig
 from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, StepPlan
 from scheduler_service.scheduler.values.request import Request
@@ -217,7 +217,7 @@ def test_request_ends_when_every_engine_fails_with_it(
             break_one(fleet)
 
     assert num_engines == MAX_FRUITLESS_LOSSES
-    assert fleet.finished["r1"].error == (REASON, MESSAGE)
+    assert fleet.finished["r1"].error == (FAULT_REASON, FAULT_MESSAGE)
 
 
 @pytest.mark.parametrize("params", [{"beam": BeamParams(2)}, {"n": 1, "best_of": 2}])
@@ -230,7 +230,7 @@ def test_request_ends_when_apply_raises_beyond_its_tokens(
     break_one(fleet)
 
     assert {name: request.error for name, request in fleet.finished.items()} == {
-        "r2": (REASON, MESSAGE)
+        "r2": (FAULT_REASON, FAULT_MESSAGE)
     }
     finish_elsewhere(fleet)
     assert fleet.tokens[1] == tokens_of(1)
@@ -254,7 +254,7 @@ def test_request_ends_with_an_error_when_its_end_was_lost(
     break_one(fleet)
 
     assert [failed.call for failed in fleet.effects_of(EngineFailed)] == calls
-    assert fleet.finished["r1"].error == (REASON, MESSAGE)
+    assert fleet.finished["r1"].error == (FAULT_REASON, FAULT_MESSAGE)
     assert fleet.effects_of(RequestFinished)[0].request is fleet.finished["r1"]
     assert len(fleet.tokens[1]) == 2
 
@@ -269,7 +269,7 @@ def test_requests_end_with_an_error_when_the_evacuation_fails_too(
     fleet.settle()
 
     assert [failed.call for failed in fleet.effects_of(EngineFailed)] == ["plan_step", "evacuate"]
-    assert fleet.finished["r1"].error == (REASON, MESSAGE)
+    assert fleet.finished["r1"].error == (FAULT_REASON, FAULT_MESSAGE)
     assert fleet.scheduler.places == {}
 
 

@@ -13,7 +13,7 @@ from scheduler_service.scheduler.executor_losses import (
     Loss,
     LossCause,
 )
-from scheduler_service.scheduler.quarantine import REASON, Quarantine, QuarantineDecision
+from scheduler_service.scheduler.quarantine import QUARANTINE_REASON, Quarantine, QuarantineDecision
 from scheduler_service.scheduler.values.request import Request, SequenceStatus
 from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.support.core.driver import CoreDriver
@@ -65,7 +65,7 @@ def test_executor_lost_isolates_and_then_fails_when_it_is_alone() -> None:
     assert lose(quarantine, poison) == ([], ["r1"])
 
     assert poison.error is not None
-    assert poison.error[0] == REASON
+    assert poison.error[0] == QUARANTINE_REASON
     assert all(s.status is SequenceStatus.FINISHED for s in poison.sequences)
     assert not quarantine.holds(poison)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor_service.service.encode_answer import encode_info
+from executor_service.service.answer_encoding import encode_info
 from scheduler_service.config import ClusterConfig
 from scheduler_service.executors.handshake import core_config
 from scheduler_service.scheduler.engine.planning.room import MAX_BYPASSES

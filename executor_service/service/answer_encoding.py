@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from executor_service.service.decode_batch import FLOAT32, INT32, UINT8
+from executor_service.service.batch_decoding import FLOAT32, INT32, UINT8
 from executor_service.steps.batch import (
     INTERNAL_ERROR_MESSAGE,
     StepAnswer,
