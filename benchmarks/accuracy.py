@@ -18,10 +18,8 @@ from dataclasses import dataclass
 
 from benchmarks.report import emit
 from benchmarks.serving import serving, wait_until_connected
-from splitserve_client import AsyncClient, SamplingParams
-from splitserve_client.generation import collect_generation
-from splitserve_text.tokenizer import Prompt
-from splitserve_text.values import TokenLogprob
+from splitserve_client import AsyncClient, SamplingParams, collect_generation
+from splitserve_text import Prompt, TokenLogprob
 
 _PROMPTS = (
     "Tell me a story about a fox.",

@@ -14,18 +14,20 @@ from datetime import UTC, datetime
 from typing import cast
 
 from benchmarks.report import emit, percentile
-from scheduler_service.callers.authenticator import caller_with_key
-from scheduler_service.callers.caller import AllowAllCallers, Caller, Callers, TenantLimits
-from scheduler_service.callers.quotas import Quotas
+from scheduler_service.callers import (
+    AllowAllCallers,
+    Caller,
+    Callers,
+    Quotas,
+    TenantLimits,
+    caller_with_key,
+)
 from scheduler_service.driver import Driver
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from scheduler_service.service.caller_checks import scopes_of
-from scheduler_service.service.intake import Intake
+from scheduler_service.scheduler.values import Request, SamplingParams, SchedulerConfig
+from scheduler_service.service import Intake, scopes_of
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_keys.key_file import ApiKey, KeyEntry, Scope
-from splitserve_rpc.access import Access
+from splitserve_keys import ApiKey, KeyEntry, Scope
+from splitserve_rpc import Access
 
 METHOD = "/splitserve.scheduler.v1.SchedulerService/Generate"
 LIMITS = TenantLimits(

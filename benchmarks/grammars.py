@@ -22,13 +22,11 @@ from llguidance import LLMatcher, LLParserLimits
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from benchmarks.report import emit, percentile
-from executor_service.grammars.compiled_grammars import CompiledGrammars
-from executor_service.grammars.vocabulary import Vocabulary
-from executor_service.sampling.sampler import SamplingRows, sample
-from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams, TokenMasks
-from splitserve_grammars.limits import MAX_COMPILE_CPU_S, PARSER_LIMITS
+from executor_service.grammars import CompiledGrammars, Vocabulary
+from executor_service.sampling import SamplingRows, sample
+from executor_service.steps import Grammar, ParamRows, SamplingParams, TokenMasks
+from splitserve_grammars import MAX_COMPILE_CPU_S, PARSER_LIMITS, GrammarTrials
 from splitserve_grammars.llguidance_text import grammar_text
-from splitserve_grammars.trial import GrammarTrials
 from tests.support.grammars.json_schemas import SUPPORTED
 
 SCHEMA = {

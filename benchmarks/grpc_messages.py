@@ -36,7 +36,7 @@ import grpc.aio
 
 from benchmarks.report import emit
 from splitserve.executor.v1 import executor_pb2 as executor
-from splitserve_rpc.grpc_threads import ENVIRONMENT
+from splitserve_rpc import ENVIRONMENT
 
 _METHOD = "/benchmarks.Echo/Echo"
 # About what a step of 64 rows is.

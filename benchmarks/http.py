@@ -26,7 +26,7 @@ import uvloop
 from benchmarks.http_load import Stream, encode, run_closed, run_open
 from benchmarks.letters_executor import MODEL, letters
 from benchmarks.report import emit
-from splitserve_common.addresses import claim_address
+from splitserve_common import claim_address
 
 _START_S = 120.0
 _PATH = "/v1/completions"

@@ -28,7 +28,7 @@ from benchmarks.http_load import encode
 from benchmarks.isolation_executors import PROMPT_TOKEN_S, ROW_S, STEP_S
 from benchmarks.letters_executor import MODEL
 from benchmarks.report import emit, percentile
-from scheduler_service.scheduler.values.config import PreemptionMode, SchedulerConfig
+from scheduler_service.scheduler.values import PreemptionMode, SchedulerConfig
 from tests.support.core.virtual_fleet import Arrival, StepCosts, VirtualFleet, random_arrivals
 
 _STEADY, _ATTACKER = "steady", "attacker"

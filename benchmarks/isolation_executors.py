@@ -12,7 +12,7 @@ import sys
 import time
 
 from benchmarks.letters_executor import LettersRunner, describe, serve_info
-from executor_service.steps.step import FinishedStep, StepInput
+from executor_service.steps import FinishedStep, StepInput
 
 STEP_S = 0.02
 ROW_S = 50e-6

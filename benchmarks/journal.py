@@ -16,15 +16,15 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.report import emit, percentile
-from scheduler_service.journal.checkpoint import load_state
-from scheduler_service.journal.journal import FileJournal, Journal, NoJournal
-from scheduler_service.scheduler import events
-from scheduler_service.scheduler.effects import SendStep
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepPlan
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.journal import FileJournal, Journal, NoJournal, load_state
+from scheduler_service.scheduler import Scheduler, SendStep, events
+from scheduler_service.scheduler.values import (
+    FleetConfig,
+    Request,
+    SamplingParams,
+    SchedulerConfig,
+    StepPlan,
+)
 from scheduler_service.step_codec import ReceivedResult, decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.scheduler.v1 import journal_pb2

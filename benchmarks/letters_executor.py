@@ -16,18 +16,19 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models
 
-from executor_service.service.registration import GrpcRegistry, Pacing, Registrar
-from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
-from executor_service.steps.step import (
+from executor_service.service import GrpcRegistry, Pacing, Registrar
+from executor_service.steps import (
+    ExecutorInfo,
+    ExecutorLimits,
     FinishedStep,
     Int64Array,
+    ModelInfo,
     RowStatus,
     Runner,
     StepInput,
     StepOutput,
 )
-from splitserve_rpc.access import NOBODY, Access, ClusterIdentity
-from splitserve_rpc.server import ServerSecurity
+from splitserve_rpc import NOBODY, Access, ClusterIdentity, ServerSecurity
 from tests.support.fakes.fake_executor import start_executor
 from tests.support.security.cluster import Certificates
 

@@ -20,11 +20,15 @@ from typing import Any
 import torch
 
 from benchmarks.report import emit
-from executor_service.backends.choose import AUTO, choose_compute
-from executor_service.backends.compute import Compute
-from executor_service.checkpoint.folder import Checkpoint, resolve_checkpoint
-from executor_service.checkpoint.model_loader import ModelConfig, load_model, read_model
-from executor_service.model.loaded_model import LoadedModel
+from executor_service.backends import AUTO, Compute, choose_compute
+from executor_service.checkpoint import (
+    Checkpoint,
+    ModelConfig,
+    load_model,
+    read_model,
+    resolve_checkpoint,
+)
+from executor_service.model import LoadedModel
 
 _BUFFER_BYTES = 16 * 2**20
 _PAGE_BYTES = 4096

@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator
 import grpc.aio
 
 from benchmarks.null_executor import WireServicer
-from executor_service.service.registration import GrpcRegistry, RegistrationFailed
-from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
+from executor_service.service import GrpcRegistry, RegistrationFailed
+from executor_service.steps import ExecutorInfo, ExecutorLimits, ModelInfo
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_rpc.server import bind_server
+from splitserve_rpc import bind_server
 
 _RETRY_S = 0.2
 

@@ -13,23 +13,27 @@ from itertools import count
 
 import numpy as np
 
-from scheduler_service.audit.audit import NoAudit
-from scheduler_service.callers.caller import Admission
-from scheduler_service.journal.journal import NoJournal
+from scheduler_service.audit import NoAudit
+from scheduler_service.callers import Admission
+from scheduler_service.journal import NoJournal
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler.effects import DeliverTokens, SendStep
-from scheduler_service.scheduler.events import (
+from scheduler_service.scheduler import (
+    DeliverTokens,
     Event,
     ExecutorJoined,
     RequestSubmitted,
+    Scheduler,
+    SendStep,
     StepCompleted,
 )
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConfig
-from scheduler_service.scheduler.values.plan import (
+from scheduler_service.scheduler.values import (
     BlockMoves,
+    FleetConfig,
     NewRow,
+    Request,
     RowWork,
+    SamplingParams,
+    SchedulerConfig,
     StartedRequest,
     StepEvents,
     StepOutcome,
@@ -37,15 +41,16 @@ from scheduler_service.scheduler.values.plan import (
     StepStatus,
     TableWrites,
 )
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from scheduler_service.watching.life_recorder import LifeRecorder
-from scheduler_service.watching.live_view import LiveView
-from scheduler_service.watching.metrics import RequestWatch
-from scheduler_service.watching.operator_log import OperatorLog
-from scheduler_service.watching.transition import Submission, Transition, Watcher
-from splitserve_metrics.instruments import Instruments
-from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
+from scheduler_service.watching import (
+    LifeRecorder,
+    LiveView,
+    OperatorLog,
+    RequestWatch,
+    Submission,
+    Transition,
+    Watcher,
+)
+from splitserve_metrics import SCHEDULER_METRICS, Instruments
 
 ADDRESS = "127.0.0.1:1"
 _NUM_STEPS = 1000

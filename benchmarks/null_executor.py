@@ -15,18 +15,32 @@ from pathlib import Path
 import grpc.aio
 import numpy as np
 
-from executor_service.service.answer_encoding import encode_answer, encode_info
-from executor_service.service.batch_decoding import decode_batch
-from executor_service.service.servicer import SERVICE, ExecutorServicer, ReadyExecutor
-from executor_service.service.step_worker import StepWorker
-from executor_service.steps.batch import Batch, BatchContent, StepAnswer, StepStatus
-from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
-from executor_service.steps.step import FinishedStep, RowStatus, StepInput, StepOutput
-from executor_service.steps.step_executor import StepExecutor
+from executor_service.service import (
+    SERVICE,
+    ExecutorServicer,
+    ReadyExecutor,
+    StepWorker,
+    decode_batch,
+    encode_answer,
+    encode_info,
+)
+from executor_service.steps import (
+    Batch,
+    BatchContent,
+    ExecutorInfo,
+    ExecutorLimits,
+    FinishedStep,
+    ModelInfo,
+    RowStatus,
+    StepAnswer,
+    StepExecutor,
+    StepInput,
+    StepOutput,
+    StepStatus,
+)
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_rpc.access import NOBODY, Access, ClusterIdentity
-from splitserve_rpc.server import ServerSecurity, bind_server
+from splitserve_rpc import NOBODY, Access, ClusterIdentity, ServerSecurity, bind_server
 from tests.support.security.cluster import Certificates
 
 

@@ -25,11 +25,10 @@ import torch
 from benchmarks.cpu_limits import Cost, CpuLimits, StepSize, measure_limits, part_costs
 from benchmarks.report import emit, print_table
 from benchmarks.timed_steps import TimedExecutor, num_blocks
-from executor_service.checkpoint.folder import resolve_checkpoint
+from executor_service.checkpoint import resolve_checkpoint
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import BUNDLED_DIRECTORY, LoadedEngine, load_engine
-from splitserve_options import options
-from splitserve_options.option import BUNDLED_MODEL
+from splitserve_options import BUNDLED_MODEL, options
 
 _BLOCK_SIZE = 16
 # Figures of a part: key in JSON -> title in the table and digits behind the point.

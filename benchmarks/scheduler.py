@@ -20,10 +20,14 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.report import emit, percentile
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepOutcome, StepPlan, StepStatus
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.scheduler.values import (
+    Request,
+    SamplingParams,
+    SchedulerConfig,
+    StepOutcome,
+    StepPlan,
+    StepStatus,
+)
 from scheduler_service.step_codec import encode_plan
 from tests.support.core.driver import EngineWithQueue
 

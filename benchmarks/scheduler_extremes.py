@@ -19,11 +19,18 @@ import time
 import numpy as np
 
 from benchmarks.report import emit
-from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
-from scheduler_service.scheduler.values.config import BatchPolicyName, Feature, SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepOutcome, StepPlan, StepStatus
-from scheduler_service.scheduler.values.request import Request, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.scheduler.queue import QUEUE_POLICIES
+from scheduler_service.scheduler.values import (
+    BatchPolicyName,
+    Feature,
+    Request,
+    SamplingParams,
+    SchedulerConfig,
+    SchedulingParams,
+    StepOutcome,
+    StepPlan,
+    StepStatus,
+)
 from tests.support.core.driver import EngineWithQueue
 
 BLOCK_SIZE = 16

@@ -31,12 +31,11 @@ from benchmarks.http import check, cpu_s, letters_request, stack
 from benchmarks.http_load import run_closed
 from benchmarks.report import emit
 from benchmarks.wire import Link, running_core
-from scheduler_service.executors.executor_link import execute_method
+from scheduler_service.executors import execute_method
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_common.addresses import claim_address
-from splitserve_rpc.access import NOBODY, ClusterIdentity, Role
-from splitserve_rpc.server import channel_options
+from splitserve_common import claim_address
+from splitserve_rpc import NOBODY, ClusterIdentity, Role, channel_options
 from tests.support.security.cluster import Certificates
 from tests.support.security.credentials import KeyFile
 

@@ -22,18 +22,15 @@ from contextlib import contextmanager, suppress
 from benchmarks.report import emit
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import LoadedEngine, load_engine
-from executor_service.service.batch_decoding import decode_batch
-from executor_service.steps.step import PendingStep, StepInput, execute_step
-from executor_service.steps.step_executor import StepExecutor
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepOutcome, StepStatus
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams as CoreParams
+from executor_service.service import decode_batch
+from executor_service.steps import PendingStep, StepExecutor, StepInput, execute_step
+from scheduler_service.scheduler.values import Request, SchedulerConfig, StepOutcome, StepStatus
+from scheduler_service.scheduler.values import SamplingParams as CoreParams
 from scheduler_service.step_codec import encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_client import AsyncClient, Finish, SamplingParams, SchedulingParams, SplitserveError
 from splitserve_options import options
-from splitserve_rpc.grpc_threads import with_fewer_threads
+from splitserve_rpc import with_fewer_threads
 from tests.support.core.driver import EngineWithQueue
 
 Prompts = list[list[int]]

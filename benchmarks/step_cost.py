@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from benchmarks.report import emit
-from splitserve_rpc.grpc_threads import ENVIRONMENT
+from splitserve_rpc import ENVIRONMENT
 
 # gRPC's own choice beside ours.
 _ENVIRONMENTS: Mapping[str, Mapping[str, str]] = MappingProxyType(

@@ -11,18 +11,20 @@ import torch
 
 from benchmarks.cpu_limits import StepSize
 from executor_service.engine_loader import LoadedEngine
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.service.answer_encoding import encode_answer
-from executor_service.service.batch_decoding import decode_batch
-from executor_service.steps.executor_info import ExecutorInfo
-from executor_service.steps.step_executor import StepExecutor
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepOutcome, StepPlan, StepStatus
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from executor_service.runner import ModelRunner
+from executor_service.service import decode_batch, encode_answer
+from executor_service.steps import ExecutorInfo, StepExecutor
+from scheduler_service.scheduler.values import (
+    Request,
+    SamplingParams,
+    SchedulerConfig,
+    StepOutcome,
+    StepPlan,
+    StepStatus,
+)
 from scheduler_service.step_codec import encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_kernels.cpu.library import STEP_PARTS, load_library
+from splitserve_kernels.cpu import STEP_PARTS, load_library
 from tests.support.core.driver import EngineWithQueue
 
 _TOKEN_ID = 5

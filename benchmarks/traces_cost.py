@@ -13,11 +13,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from benchmarks.metrics_cost import WatchedSteps
-from scheduler_service.scheduler.events import RequestSubmitted
+from scheduler_service.scheduler import RequestSubmitted
+from scheduler_service.watching import Transition
 from scheduler_service.watching.request_traces import RequestTraces
-from scheduler_service.watching.transition import Transition
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_tracing.trace_config import TraceConfig
+from splitserve_tracing import TraceConfig
 from splitserve_tracing.tracing import Tracing
 
 _NUM_ROWS = 64

@@ -17,15 +17,12 @@ import time
 import grpc.aio
 
 from benchmarks.report import emit, percentile
-from scheduler_service.executors.executor_link import execute_method
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepPlan
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.executors import execute_method
+from scheduler_service.scheduler.values import Request, SamplingParams, SchedulerConfig, StepPlan
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_rpc.server import channel_options
+from splitserve_rpc import channel_options
 from tests.support.core.driver import EngineWithQueue
 
 BLOCK_SIZE = 16

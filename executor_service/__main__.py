@@ -17,38 +17,50 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from executor_service.checkpoint.folder import check_directory
+from executor_service.checkpoint import check_directory
 from executor_service.config import ExecutorConfig, start_again
 from executor_service.errors import ExecutorError, RecordingFailed
-from executor_service.service.departure import Departures, ExecutorLives
-from executor_service.service.membership import Membership
-from executor_service.service.registration import (
+from executor_service.service import (
+    SERVICE,
+    Departures,
+    ExecutorLives,
+    ExecutorServicer,
     GrpcRegistry,
+    Membership,
     Pacing,
+    ReadyExecutor,
     Registrar,
+    StepWorker,
     advertised_address,
 )
-from executor_service.service.servicer import SERVICE, ExecutorServicer, ReadyExecutor
-from executor_service.service.step_worker import StepWorker
-from executor_service.steps.step_executor import StepExecutor
+from executor_service.steps import StepExecutor
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_common.addresses import CannotListen, is_loopback
-from splitserve_common.files import FilesUnusable
-from splitserve_common.process_log import say_why_not, start_logging
-from splitserve_common.scheduler_discovery import Discovery, discovery
-from splitserve_common.text import printable
-from splitserve_options import options
-from splitserve_options.option import BUNDLED_MODEL
-from splitserve_rpc.access import Access
-from splitserve_rpc.interceptors import ignore_refusal
-from splitserve_rpc.security import SecurityUnusable
-from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
-from splitserve_rpc.tls import CertificateEnds
+from splitserve_common import (
+    CannotListen,
+    Discovery,
+    FilesUnusable,
+    discovery,
+    is_loopback,
+    printable,
+    say_why_not,
+    start_logging,
+)
+from splitserve_options import BUNDLED_MODEL, options
+from splitserve_rpc import (
+    Access,
+    CertificateEnds,
+    RunningServer,
+    SecurityUnusable,
+    ServerSecurity,
+    bind_server,
+    ignore_refusal,
+    stop_event,
+)
 
 if TYPE_CHECKING:
     from executor_service.engine_loader import LoadedEngine
-    from executor_service.metrics.executor_metrics import ExecutorMetrics
-    from splitserve_common.process_log import StandardError
+    from executor_service.metrics import ExecutorMetrics
+    from splitserve_common import StandardError
 
 _HEALTH_SERVICES = ("", SERVICE)
 _STOP_GRACE_S = 1.0
@@ -108,7 +120,7 @@ def _open_metrics(config: ExecutorConfig) -> ExecutorMetrics | None:
     """
     if config.metrics is None:
         return None
-    from executor_service.metrics.executor_metrics import ExecutorMetrics
+    from executor_service.metrics import ExecutorMetrics
 
     return ExecutorMetrics(config.metrics)
 

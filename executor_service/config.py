@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from splitserve_metrics.listener import MetricsAddress
-from splitserve_rpc.access import Role
-from splitserve_rpc.security import Security, check_exposure
+from splitserve_metrics import MetricsAddress
+from splitserve_rpc import Role, Security, check_exposure
 
 
 @dataclass(frozen=True, slots=True)

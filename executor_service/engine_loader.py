@@ -15,33 +15,32 @@ import torch
 # Loading a model needs this import. At this place __main__ has the garbage collector off.
 import transformers.modeling_utils  # noqa: F401
 
-from executor_service.backends.choose import choose_compute
-from executor_service.backends.compute import Compute
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.backends import Compute, choose_compute
+from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
-from executor_service.device.memory import HostReservations, choose_device, default_directory
-from executor_service.grammars.compiled_grammars import CompiledGrammars
-from executor_service.grammars.vocabulary import TokenizerUnsupported, Vocabulary
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner.kernel_warm_up import compile_kernels, measure_step
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.runner.step_graphs import RecordedModels
-from executor_service.speculation.draft_loading import load_draft
-from executor_service.speculation.draft_model import LoadedProposer
-from executor_service.speculation.draft_totals import DraftTotals
-from executor_service.speculation.speculating_runner import SpeculatingRunner
-from executor_service.steps.drafts import MAX_NUM_DRAFTS
-from executor_service.steps.executor_info import (
+from executor_service.device import HostReservations, choose_device, default_directory
+from executor_service.grammars import CompiledGrammars, TokenizerUnsupported, Vocabulary
+from executor_service.model import LoadedModel
+from executor_service.runner import (
+    CacheConfig,
+    ModelRunner,
+    RecordedModels,
+    build_runner,
+    compile_kernels,
+    measure_step,
+)
+from executor_service.speculation import DraftTotals, LoadedProposer, SpeculatingRunner, load_draft
+from executor_service.steps import (
+    MAX_NUM_DRAFTS,
     ExecutorInfo,
     ExecutorLimits,
     Feature,
     ModelInfo,
+    Runner,
     TokenizerFile,
 )
-from executor_service.steps.step import Runner
-from splitserve_options.option import BUNDLED_MODEL
-from splitserve_rpc.server import MAX_MESSAGE_BYTES
+from splitserve_options import BUNDLED_MODEL
+from splitserve_rpc import MAX_MESSAGE_BYTES
 
 BUNDLED_DIRECTORY = Path(__file__).parent / "bundled_model"
 _MAX_INFLIGHT_STEPS = 8

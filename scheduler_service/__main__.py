@@ -12,40 +12,52 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from scheduler_service.audit.audit import Audit
-from scheduler_service.audit.file_audit import AuditUnusable, open_audit
-from scheduler_service.callers.caller import Callers
-from scheduler_service.callers.from_options import OpenedCallers, open_callers
+from scheduler_service.audit import Audit, AuditUnusable, open_audit
+from scheduler_service.callers import Callers, OpenedCallers, open_callers
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.driver import Driver
-from scheduler_service.executors.executor_link import ExecutorLink
-from scheduler_service.journal.journal import JournalUnusable, open_journal
+from scheduler_service.executors import ExecutorLink
+from scheduler_service.journal import JournalUnusable, open_journal
 from scheduler_service.request_limits import most_message_bytes
-from scheduler_service.service.admin import AdminServicer
-from scheduler_service.service.caller_checks import CallerNames, scopes_of
-from scheduler_service.service.live import LiveServicer
-from scheduler_service.service.readiness import ReadinessWatch
-from scheduler_service.service.refusals import caller_refusals
-from scheduler_service.service.registry import ExecutorAddresses, RegistryServicer
-from scheduler_service.service.servicer import SchedulerServicer
-from scheduler_service.watching.life_recorder import LifeRecorder
-from scheduler_service.watching.live_view import LiveView
+from scheduler_service.service import (
+    AdminServicer,
+    CallerNames,
+    ExecutorAddresses,
+    LiveServicer,
+    ReadinessWatch,
+    RegistryServicer,
+    SchedulerServicer,
+    caller_refusals,
+    scopes_of,
+)
+from scheduler_service.watching import LifeRecorder, LiveView
 from splitserve.scheduler.v1 import (
     admin_pb2_grpc,
     live_pb2_grpc,
     registry_pb2_grpc,
     scheduler_pb2_grpc,
 )
-from splitserve_common.addresses import CannotListen, is_loopback
-from splitserve_common.files import FilesUnusable
-from splitserve_common.process_log import say_why_not, start_logging
-from splitserve_common.scheduler_discovery import Discovery, discovery
+from splitserve_common import (
+    CannotListen,
+    Discovery,
+    FilesUnusable,
+    discovery,
+    is_loopback,
+    say_why_not,
+    start_logging,
+)
 from splitserve_options import options
-from splitserve_rpc.access import Access, Role
-from splitserve_rpc.interceptors import OnRefusal
-from splitserve_rpc.security import SecurityUnusable
-from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server, stop_event
-from splitserve_rpc.tls import CertificateEnds
+from splitserve_rpc import (
+    Access,
+    CertificateEnds,
+    OnRefusal,
+    Role,
+    RunningServer,
+    SecurityUnusable,
+    ServerSecurity,
+    bind_server,
+    stop_event,
+)
 
 SERVICE = "splitserve.scheduler.v1.SchedulerService"
 _CLUSTER_SERVICES = (
@@ -56,7 +68,7 @@ _CLUSTER_SERVICES = (
 _STOP_GRACE_S = 1.0
 
 if TYPE_CHECKING:
-    from scheduler_service.service.metrics_page import SchedulerMetrics
+    from scheduler_service.service import SchedulerMetrics
     from scheduler_service.watching.request_traces import RequestTraces
 
 _log = logging.getLogger("scheduler_service")
@@ -183,7 +195,7 @@ def _open_metrics(config: SchedulerServiceConfig) -> SchedulerMetrics | None:
     """Returns the metrics; None if metrics are off: no module is imported, nothing is counted."""
     if config.metrics is None:
         return None
-    from scheduler_service.service.metrics_page import SchedulerMetrics
+    from scheduler_service.service import SchedulerMetrics
 
     return SchedulerMetrics(config.metrics)
 

@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from scheduler_service.scheduler.values.config import (
+from scheduler_service.scheduler.values import (
     BatchPolicyName,
     FleetConfig,
     PolicyConfig,
     PreemptionMode,
     Speculation,
 )
-from splitserve_common.addresses import AddressRules, is_loopback
-from splitserve_metrics.listener import MetricsAddress
-from splitserve_rpc.access import Role
-from splitserve_rpc.security import Security, SecurityUnusable, check_exposure
-from splitserve_tracing.trace_config import TraceConfig
+from splitserve_common import AddressRules, is_loopback
+from splitserve_metrics import MetricsAddress
+from splitserve_rpc import Role, Security, SecurityUnusable, check_exposure
+from splitserve_tracing import TraceConfig
 
 # -- Options about callers -------------------------------------------------------------------------
 

@@ -13,28 +13,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import assert_never
 
-from scheduler_service.audit.audit import Audit, NoAudit
-from scheduler_service.callers.caller import Admission
+from scheduler_service.audit import Audit, NoAudit
+from scheduler_service.callers import Admission
 from scheduler_service.config import ClusterConfig
-from scheduler_service.executors.drains import Drained
-from scheduler_service.executors.executor_link import ExecutorLink
-from scheduler_service.executors.membership import Connect, Membership
-from scheduler_service.journal.journal import Journal, NoJournal
+from scheduler_service.executors import Connect, Drained, ExecutorLink, Membership
+from scheduler_service.journal import Journal, NoJournal
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler import effects, events
-from scheduler_service.scheduler.executor_state import ExecutorState
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.plan import StepEvents
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler import ExecutorState, Scheduler, effects, events
+from scheduler_service.scheduler.values import Request, StepEvents
 from scheduler_service.served import Served
 from scheduler_service.step_codec import EncodedBatch, ReceivedResult, encode_once
-from scheduler_service.streams.delivery import Delivery
-from scheduler_service.streams.outbox import UnreadLimits
-from scheduler_service.streams.sinks import Sink, Stream
-from scheduler_service.watching.operator_log import OperatorLog
-from scheduler_service.watching.transition import RequestRefused, Submission, Transition, Watcher
+from scheduler_service.streams import Delivery, Sink, Stream, UnreadLimits
+from scheduler_service.watching import OperatorLog, RequestRefused, Submission, Transition, Watcher
 from splitserve.executor.v1 import executor_pb2 as executor
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 
 # Limit of unread bytes of all streams together, in multiples of the limit of one stream.
 _NUM_UNREAD_STREAMS = 16

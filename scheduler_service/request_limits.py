@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NewType
 
-from scheduler_service.scheduler.engine.planning.arrival_checks import check_prompt_length
-from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.engine.planning import check_prompt_length
+from scheduler_service.scheduler.values import SchedulerConfig
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_contract.domain_error import DomainError
-from splitserve_contract.sampling_parameters import MAX_SEQUENCES
-from splitserve_rpc.server import MAX_MESSAGE_BYTES
+from splitserve_contract import MAX_SEQUENCES, DomainError
+from splitserve_rpc import MAX_MESSAGE_BYTES
 
 # Enough for all of a request but the tokens of prompt and output.
 _BASE_BYTES = 256 * 1024

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from scheduler_service.executors.membership import Membership
+from scheduler_service.executors import Membership
 from scheduler_service.request_limits import message_bytes, most_message_bytes
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler import Scheduler
+from scheduler_service.scheduler.values import SchedulerConfig
 from splitserve.executor.v1 import executor_pb2 as executor
-from splitserve_contract.sampling_parameters import MAX_SEQUENCES
+from splitserve_contract import MAX_SEQUENCES
 
 
 class Served:

@@ -14,17 +14,20 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_service.scheduler.values.config import Feature
-from scheduler_service.scheduler.values.plan import (
+from scheduler_service.scheduler.values import (
+    Feature,
+    Grammar,
+    Int32Array,
     NewRow,
+    ParamsSet,
     RowWork,
+    SamplingParams,
+    ScoredToken,
     StepOutcome,
     StepPlan,
     StepStatus,
     TableWrites,
 )
-from scheduler_service.scheduler.values.request import Int32Array, ParamsSet, ScoredToken
-from scheduler_service.scheduler.values.sampling_params import Grammar, SamplingParams
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 

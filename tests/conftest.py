@@ -19,8 +19,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from splitserve_kernels.cpu import NativeLibrary, load_library
 from splitserve_kernels.cpu.build import BuildFailed
-from splitserve_kernels.cpu.library import NativeLibrary, load_library
 
 # What fails there is to say with what values, too.
 pytest.register_assert_rewrite("tests.support", "tests.contract.stranger", "tests.property")

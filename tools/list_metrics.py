@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from splitserve_metrics.executor_table import EXECUTOR_METRICS, GATEWAY_METRICS
-from splitserve_metrics.instruments import Metric
-from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
+from splitserve_metrics import EXECUTOR_METRICS, GATEWAY_METRICS, SCHEDULER_METRICS, Metric
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 TABLES: Mapping[str, tuple[Metric, ...]] = MappingProxyType(

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from splitserve_options.option import COMMANDS, Command, Option, OptionKind
-from splitserve_options.options import OPTIONS, options_of
+from splitserve_options import COMMANDS, OPTIONS, Command, Option, OptionKind, options_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVICES: tuple[Command, ...] = ("scheduler", "executor", "gateway")

@@ -15,8 +15,8 @@ from benchmarks.gpu_check.machine import rates_of
 from benchmarks.gpu_check.problems import AttentionShape, make_problem
 from benchmarks.gpu_check.sizes import Rows, Sizes
 from benchmarks.gpu_check.timing import median_s, recorded
-from executor_service.backends.attention_candidates import DEFAULT_BLOCK_SIZE, Candidate
-from executor_service.device.kv_cache import LayerShape
+from executor_service.backends import DEFAULT_BLOCK_SIZE, Candidate
+from executor_service.device import LayerShape
 from splitserve_kernels.paged_batch import AttentionOptions
 
 _MAX_NUM_LAYERS = 128

@@ -10,13 +10,8 @@ import torch
 
 from benchmarks.gpu_check.part_process import FLASH_ATTENTION_3_FROM
 from benchmarks.gpu_check.sizes import Sizes
-from executor_service.backends.attention_candidates import (
-    DEFAULT_BLOCK_SIZE,
-    Candidate,
-    LayerDemand,
-    gpu_candidates,
-)
-from executor_service.device.kv_cache import LayerShape
+from executor_service.backends import DEFAULT_BLOCK_SIZE, Candidate, LayerDemand, gpu_candidates
+from executor_service.device import LayerShape
 from splitserve_kernels import reference
 from splitserve_kernels.gpu.attention.flash_attention_3_op import INSTALLED
 from splitserve_kernels.paged_batch import AttentionBackend, AttentionOptions

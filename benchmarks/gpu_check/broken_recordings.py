@@ -10,7 +10,7 @@ import torch
 from benchmarks.gpu_check.cases import Case
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Sizes
-from executor_service.device.streams import CudaGraphs
+from executor_service.device import CudaGraphs
 from executor_service.errors import RecordingFailed
 
 _LARGE_BYTES = 2**33

@@ -15,9 +15,7 @@ from benchmarks.gpu_check.cases import Case
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Sizes
 from benchmarks.gpu_check.timing import median_s, now_s
-from executor_service.device.kv_cache import host_memory, pin_for
-from executor_service.device.streams import streams_of
-from executor_service.device.uploads import IntegerArrays, Uploads
+from executor_service.device import IntegerArrays, Uploads, host_memory, pin_for, streams_of
 
 # About 64 KiB the driver is said to change its ways.
 _SIZES = (1 << 12, 1 << 16, (1 << 16) + 64, 1 << 18, 1 << 21)

@@ -24,8 +24,8 @@ from benchmarks.gpu_check.problems import (
 )
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Rows, Sizes
-from executor_service.backends.attention_candidates import DEFAULT_BLOCK_SIZE, Candidate
-from executor_service.device.kv_cache import LayerShape
+from executor_service.backends import DEFAULT_BLOCK_SIZE, Candidate
+from executor_service.device import LayerShape
 from splitserve_kernels import reference
 from splitserve_kernels.gpu.launch import why_unavailable
 from splitserve_kernels.paged_batch import AttentionOptions, KVScales

@@ -22,13 +22,10 @@ from benchmarks.gpu_check.runners import pipelined_s, release_models, runner_of,
 from benchmarks.gpu_check.sizes import Rows, Sizes
 from benchmarks.gpu_check.steps import make_step, num_blocks_of
 from benchmarks.gpu_check.work import ModelWork
-from executor_service.backends.choose import choose_gpu_attention
-from executor_service.backends.compute import Compute
-from executor_service.decoders.decoder import DecoderModel
-from executor_service.device.kv_cache import KVCache
-from executor_service.model.input_batch import build_input_batch
-from executor_service.model.paged_model import attending_with
-from executor_service.model.transformers_attention import unbind
+from executor_service.backends import Compute, choose_gpu_attention
+from executor_service.decoders import DecoderModel
+from executor_service.device import KVCache
+from executor_service.model import attending_with, build_input_batch, unbind
 from splitserve_kernels.gpu.launch import why_unavailable
 
 # That of the trial at start, in half precision.

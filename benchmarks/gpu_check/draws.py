@@ -17,9 +17,9 @@ from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Sizes
 from benchmarks.gpu_check.steps import GREEDY, RANDOM, TOP_P
 from benchmarks.gpu_check.timing import median_s
-from executor_service.device.kv_cache import copy_in_torch
-from executor_service.sampling.sampler import Draw, SamplingRows, draw_unseen_in_torch
-from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from executor_service.device import copy_in_torch
+from executor_service.sampling import Draw, SamplingRows, draw_unseen_in_torch
+from executor_service.steps import ParamRows, SamplingParams
 from splitserve_kernels.gpu.launch import is_interpreted, why_unavailable
 
 _NUM_COPIED = 16

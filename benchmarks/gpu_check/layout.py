@@ -16,7 +16,7 @@ from benchmarks.gpu_check.machine import rates_of
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Sizes
 from benchmarks.gpu_check.timing import median_s, recorded
-from executor_service.backends.attention_candidates import Candidate
+from executor_service.backends import Candidate
 
 _BATCHES = ((256, 1024), (32, 8192), (8, 16384), (1, 131072))
 _NUM_LAYERS = 32

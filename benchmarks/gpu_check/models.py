@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_check.sizes import ModelShape, Sizes
-from executor_service.model.loaded_model import LoadedModel, weights_bytes
-from executor_service.trials.model_trial import try_model
+from executor_service.model import LoadedModel, weights_bytes
+from executor_service.trials import try_model
 
 
 def make_model(shape: ModelShape, sizes: Sizes) -> Any:  # noqa: ANN401

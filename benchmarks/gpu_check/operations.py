@@ -21,7 +21,7 @@ from benchmarks.gpu_check.problems import (
     make_problem,
 )
 from benchmarks.gpu_check.sizes import Sizes
-from executor_service.trials.kernel_trials import DRAW_TOLERANCE, try_draw
+from executor_service.trials import DRAW_TOLERANCE, try_draw
 from splitserve_kernels import reference
 
 # Turned heads are rounded once, to 8 bits, and are below 8.

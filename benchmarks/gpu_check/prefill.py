@@ -12,7 +12,7 @@ from benchmarks.gpu_check.cases import Case
 from benchmarks.gpu_check.machine import rates_of
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Rows, Sizes
-from executor_service.backends.attention_candidates import Candidate
+from executor_service.backends import Candidate
 
 _CASES: dict[str, Rows] = {
     "2048 tokens": ((0, 2048),),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from executor_service.device.kv_cache import KVCache, LayerShape
+from executor_service.device import KVCache, LayerShape
 from splitserve_kernels.paged_batch import PagedBatch, build_paged_batch
 
 _NUM_BLOCKS_AT_A_TIME = 2**12

@@ -12,8 +12,8 @@ import torch
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.runners import recorded_models, release_models, runner_of
 from benchmarks.gpu_check.sizes import Sizes
-from executor_service.backends.compute import Compute
-from executor_service.device.memory import peak_meter_of
+from executor_service.backends import Compute
+from executor_service.device import peak_meter_of
 
 _NUM_BLOCKS = 512
 

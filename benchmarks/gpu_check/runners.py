@@ -19,17 +19,18 @@ from benchmarks.gpu_check.problems import fill_randomly
 from benchmarks.gpu_check.sizes import ModelShape, Rows, Sizes
 from benchmarks.gpu_check.steps import GREEDY, grown, make_step
 from benchmarks.gpu_check.timing import now_s
-from executor_service.backends.choose import choose_compute
-from executor_service.backends.compute import Compute
-from executor_service.device.kv_cache import block_bytes
+from executor_service.backends import Compute, choose_compute
+from executor_service.device import block_bytes
 from executor_service.errors import StepFailed
-from executor_service.model.transformers_attention import unbind
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.runner.step_graphs import RecordedModels
-from executor_service.steps.block_tables import BlockTables
-from executor_service.steps.sampling_params import SamplingParams
-from executor_service.steps.step import AwaitedTokens, PendingStep, StepInput
+from executor_service.model import unbind
+from executor_service.runner import CacheConfig, ModelRunner, RecordedModels, build_runner
+from executor_service.steps import (
+    AwaitedTokens,
+    BlockTables,
+    PendingStep,
+    SamplingParams,
+    StepInput,
+)
 
 _DEPTH = 2
 _NUM_WARM_UPS = 3

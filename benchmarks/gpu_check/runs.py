@@ -13,10 +13,8 @@ from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.runners import StepAt, load, pipelined_s, runner_of, step_times, steps_of
 from benchmarks.gpu_check.sizes import Rows, Sizes
 from benchmarks.gpu_check.steps import num_blocks_of
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.steps.drafts import MAX_NUM_DRAFTS
-from executor_service.steps.step import StepInput
-from executor_service.steps.token_runs import TokenRuns
+from executor_service.runner import ModelRunner
+from executor_service.steps import MAX_NUM_DRAFTS, StepInput, TokenRuns
 
 _LENGTHS = (1, 8)
 # With what comes before it is timed, no more tokens than `steps_of` has room for.

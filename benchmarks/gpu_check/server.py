@@ -24,7 +24,7 @@ from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.served import Served, serving
 from benchmarks.gpu_check.sizes import ModelShape, Sizes
 from benchmarks.gpu_check.streams import Streams, measure
-from executor_service.checkpoint.folder import resolve_checkpoint
+from executor_service.checkpoint import resolve_checkpoint
 from executor_service.engine_loader import BUNDLED_DIRECTORY
 
 _WINDOW_S = 5.0

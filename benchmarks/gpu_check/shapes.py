@@ -12,7 +12,7 @@ from benchmarks.gpu_check.backends import timed_backends
 from benchmarks.gpu_check.cases import Case
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Rows, Sizes
-from executor_service.backends.attention_candidates import Candidate
+from executor_service.backends import Candidate
 
 _FLOAT8 = torch.float8_e4m3fn
 _LAYERS = {

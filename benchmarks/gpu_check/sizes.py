@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from executor_service.backends.choose import AUTO, TORCH
+from executor_service.backends import AUTO, TORCH
 
 # (computed, new) tokens of each row.
 Rows = tuple[tuple[int, int], ...]

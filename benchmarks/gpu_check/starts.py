@@ -21,7 +21,7 @@ from benchmarks.gpu_check.sizes import ModelShape, Rows, Sizes
 from benchmarks.gpu_check.steps import ALL_PARAMS
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import LoadedEngine, load_engine
-from executor_service.runner.model_runner import ModelRunner
+from executor_service.runner import ModelRunner
 from splitserve_options import options
 
 # What the log of a start says of its phases.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.gpu_check.sizes import Rows
-from executor_service.steps.sampling_params import ParamRows, SamplingParams
-from executor_service.steps.step import NO_MOVES, Int32Array, StepInput
+from executor_service.steps import NO_MOVES, Int32Array, ParamRows, SamplingParams, StepInput
 
 GREEDY = SamplingParams(temperature=0.0)
 RANDOM = SamplingParams(temperature=0.7)

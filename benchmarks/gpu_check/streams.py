@@ -11,7 +11,7 @@ import grpc.aio
 
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
-from splitserve_rpc.server import channel_options
+from splitserve_rpc import channel_options
 
 _WARM_UP_TIMEOUT_S = 90
 

@@ -11,8 +11,8 @@ from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.runners import StepAt, pipelined_s, step_times, steps_of
 from benchmarks.gpu_check.sizes import Rows, Sizes
 from benchmarks.gpu_check.timing import now_s
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.steps.step import BlockMoves, StepInput
+from executor_service.runner import ModelRunner
+from executor_service.steps import BlockMoves, StepInput
 
 _NUM_ROWS = 8
 

@@ -14,7 +14,7 @@ from benchmarks.gpu_check.backends import TRITON, timed_backends
 from benchmarks.gpu_check.cases import Case
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Rows, Sizes
-from executor_service.backends.attention_candidates import Candidate
+from executor_service.backends import Candidate
 from executor_service.errors import one_line
 
 if TYPE_CHECKING:

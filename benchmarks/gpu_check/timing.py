@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from executor_service.device.streams import CudaGraphs
+from executor_service.device import CudaGraphs
 
 
 def median_s(run: Callable[[], object], device: torch.device, num_runs: int) -> float:

@@ -11,8 +11,8 @@ from benchmarks.gpu_check.backends import timed_backends
 from benchmarks.gpu_check.cases import Case
 from benchmarks.gpu_check.results import Measurement
 from benchmarks.gpu_check.sizes import Rows, Sizes
-from executor_service.backends.attention_candidates import Candidate
-from executor_service.runner.static_inputs import MAX_PROMPT_SIZE
+from executor_service.backends import Candidate
+from executor_service.runner import MAX_PROMPT_SIZE
 
 _LONG = 131071
 _CASES: dict[str, Rows] = {

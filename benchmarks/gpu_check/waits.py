@@ -33,9 +33,8 @@ from benchmarks.gpu_check.runners import (
 from benchmarks.gpu_check.sizes import ModelShape, Rows, Sizes
 from benchmarks.gpu_check.steps import ALL_PARAMS
 from benchmarks.gpu_check.timing import now_s
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.steps.sampling_params import SamplingParams
-from executor_service.steps.step import BlockMoves, PendingStep, StepInput
+from executor_service.runner import ModelRunner
+from executor_service.steps import BlockMoves, PendingStep, SamplingParams, StepInput
 
 _MIN_P = SamplingParams(temperature=0.7, min_p=0.05)
 _NUM_LAYERS = 4

@@ -47,7 +47,7 @@ def break_recordings() -> None:
     """In this process, from now on."""
     import torch
 
-    from executor_service.device.streams import CudaGraphs
+    from executor_service.device import CudaGraphs
 
     record = CudaGraphs.record
 

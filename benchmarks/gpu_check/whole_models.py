@@ -18,9 +18,9 @@ from benchmarks.gpu_check.sizes import ModelShape, Rows, Sizes
 from benchmarks.gpu_check.steps import ALL_PARAMS, num_blocks_of
 from benchmarks.gpu_check.swaps import measure_swaps
 from benchmarks.gpu_check.work import ModelWork
-from executor_service.backends.compute import Compute
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.steps.sampling_params import SamplingParams
+from executor_service.backends import Compute
+from executor_service.runner import ModelRunner
+from executor_service.steps import SamplingParams
 
 # Others than those that aims are about.
 _ODD_BATCHES = (8, 17, 20, 24, 64, 128)

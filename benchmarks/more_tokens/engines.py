@@ -20,7 +20,7 @@ import psutil
 from benchmarks.more_tokens.texts import Text
 from benchmarks.serving import serving, wait_until_connected
 from splitserve_client import AsyncClient, Finish, SamplingParams, SchedulingParams
-from splitserve_options.options import options_of
+from splitserve_options import options_of
 
 _START_TIMEOUT_S = 120.0
 _REQUEST_TIMEOUT_S = 300.0

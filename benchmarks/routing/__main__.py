@@ -16,7 +16,7 @@ from benchmarks.routing.decision_cost import measure_decisions
 from benchmarks.routing.routers import ROUTERS
 from benchmarks.routing.traces import multi_turn_chat, shared_system_prompts
 from benchmarks.routing.virtual_fleet import Fate, Turn, VirtualFleet
-from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.values import SchedulerConfig
 from tests.support.core.virtual_fleet import StepCosts
 
 _NUM_EXECUTORS = 4

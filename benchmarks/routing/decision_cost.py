@@ -9,13 +9,16 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.report import emit, percentile
-from scheduler_service.scheduler import effects, events
-from scheduler_service.scheduler.routing.router import Choice, HostState, PrefixRouter
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepPlan
-from scheduler_service.scheduler.values.request import Int32Array, Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.scheduler import Scheduler, effects, events
+from scheduler_service.scheduler.routing import Choice, HostState, PrefixRouter
+from scheduler_service.scheduler.values import (
+    FleetConfig,
+    Int32Array,
+    Request,
+    SamplingParams,
+    SchedulerConfig,
+    StepPlan,
+)
 from tests.support.core.virtual_fleet import StepCosts, outcome_of
 
 NUM_EXECUTORS = 64

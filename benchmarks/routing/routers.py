@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from scheduler_service.scheduler.routing.prefix_index import Prefixes
-from scheduler_service.scheduler.routing.router import (
+from scheduler_service.scheduler.routing import (
     Choice,
     HostState,
     LeastLoaded,
+    Prefixes,
     PrefixRouter,
     Router,
 )
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values import Request
 
 
 class RoundRobin(LeastLoaded):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.routing.virtual_fleet import Turn
-from scheduler_service.scheduler.values.request import Int32Array
+from scheduler_service.scheduler.values import Int32Array
 from tests.support.core.virtual_fleet import SAMPLED
 
 _VOCAB = 2**20

@@ -12,13 +12,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from scheduler_service.scheduler import effects, events
-from scheduler_service.scheduler.routing.router import Router
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepEvents, StepPlan
-from scheduler_service.scheduler.values.request import Int32Array, Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.scheduler import Scheduler, effects, events
+from scheduler_service.scheduler.routing import Router
+from scheduler_service.scheduler.values import (
+    FleetConfig,
+    Int32Array,
+    Request,
+    SamplingParams,
+    SchedulerConfig,
+    StepEvents,
+    StepPlan,
+)
 from tests.support.core.virtual_fleet import StepCosts, outcome_of
 
 

@@ -11,22 +11,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from splitserve_bench.figures.recorder import Slo, parse_seconds
-from splitserve_bench.load.generator import Pace
+from splitserve_bench.figures import Slo, parse_seconds
+from splitserve_bench.load import Pace
 from splitserve_bench.runs import RunConfig
-from splitserve_bench.targets.scheduler_target import parse_target
-from splitserve_bench.targets.target import AskOptions, TargetAddress
-from splitserve_bench.workloads.conversation import (
+from splitserve_bench.targets import AskOptions, TargetAddress, parse_target
+from splitserve_bench.workloads import (
     Conversation,
     Distribution,
     Limits,
     SharedPrefix,
     SyntheticLoad,
+    read_trace,
 )
-from splitserve_bench.workloads.traces import read_trace
-from splitserve_common.text import parse_json
-from splitserve_rpc.security import check_pair
-from splitserve_rpc.tls import TlsFiles
+from splitserve_common import parse_json
+from splitserve_rpc import TlsFiles, check_pair
 
 API_KEY_ENV = "SPLITSERVE_API_KEY"
 _DEFAULT_CONVERSATIONS = 100

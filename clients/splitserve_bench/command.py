@@ -14,26 +14,24 @@ from itertools import pairwise
 from pathlib import Path
 
 from splitserve_bench.arguments import BenchConfig, bench_config
-from splitserve_bench.figures.recorder import seconds_text
-from splitserve_bench.load.generator import LocalLoad
-from splitserve_bench.load.outcome import LoadAbandoned
-from splitserve_bench.load.process_load import ProcessLoad
+from splitserve_bench.figures import seconds_text
+from splitserve_bench.load import LoadAbandoned, LocalLoad, ProcessLoad
 from splitserve_bench.parser import build_parser
-from splitserve_bench.reports.report import (
+from splitserve_bench.reports import (
     ReportUnreadable,
     TargetReport,
     comparison_text,
     read_report,
     report_of,
     text_of,
+    write_picture,
     write_report,
 )
-from splitserve_bench.reports.svg_picture import write_picture
 from splitserve_bench.runs import PROBLEMS, Load, problem_text, run_load
-from splitserve_bench.targets.scheduler_target import open_target
-from splitserve_client.text_map import ProgressLine
-from splitserve_common.text import printable
-from splitserve_rpc.security import SecurityUnusable
+from splitserve_bench.targets import open_target
+from splitserve_client import ProgressLine
+from splitserve_common import printable
+from splitserve_rpc import SecurityUnusable
 
 # Exit code of shells after Ctrl-C. The report is written nevertheless.
 _STOPPED = 130

@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from splitserve_bench.arguments import BenchConfig, bench_config
-from splitserve_bench.load.generator import LocalLoad, Pace
-from splitserve_bench.load.process_load import (
+from splitserve_bench.load import (
     AssignLoad,
     Done,
     Failed,
+    LocalLoad,
+    Pace,
     Ready,
     Relay,
     Run,
@@ -29,8 +30,8 @@ from splitserve_bench.load.process_load import (
 )
 from splitserve_bench.parser import build_parser
 from splitserve_bench.runs import PROBLEMS, problem_text
-from splitserve_bench.targets.scheduler_target import open_target
-from splitserve_bench.workloads.conversation import Conversation
+from splitserve_bench.targets import open_target
+from splitserve_bench.workloads import Conversation
 
 
 @dataclass(frozen=True, slots=True)

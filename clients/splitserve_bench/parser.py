@@ -15,8 +15,8 @@ from splitserve_bench.arguments import (
     stated,
     token_range,
 )
-from splitserve_bench.figures.recorder import Slo, parse_seconds
-from splitserve_bench.workloads.conversation import FORMS, Distribution, SharedPrefix
+from splitserve_bench.figures import Slo, parse_seconds
+from splitserve_bench.workloads import FORMS, Distribution, SharedPrefix
 
 _DESCRIPTION = """\
 Puts load on one target, or on several in turns, and reports latencies with confidence intervals. A

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from splitserve_bench.figures.recorder import Recorder, Slo
-from splitserve_bench.load.generator import Pace, TargetUnusable
-from splitserve_bench.load.outcome import LoadAbandoned, Watcher
-from splitserve_bench.load.process_load import LoadProcessFailed
-from splitserve_bench.workloads.traces import TraceUnreadable
-from splitserve_common.files import FilesUnusable
-from splitserve_rpc.security import SecurityUnusable
-from splitserve_text.errors import SplitserveError
+from splitserve_bench.figures import Recorder, Slo
+from splitserve_bench.load import LoadAbandoned, LoadProcessFailed, Pace, TargetUnusable, Watcher
+from splitserve_bench.workloads import TraceUnreadable
+from splitserve_common import FilesUnusable
+from splitserve_rpc import SecurityUnusable
+from splitserve_text import SplitserveError
 
 _Result = TypeVar("_Result")
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from splitserve_common.files import replace_file
+from splitserve_common import replace_file
 
 _CA_DAYS = 3650
 # Tolerance for clock differences between machines.

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from splitserve_rpc.access import DOMAIN, Role
+from splitserve_rpc import DOMAIN, Role
 
 # Has no role in the cluster: the scheduler sees the gateway as a client.
 _GATEWAY = "gateway"

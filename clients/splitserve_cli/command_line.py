@@ -12,13 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TextIO, TypeVar
 
-from splitserve_client.client import AsyncClient
-from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
-from splitserve_common.text import printable
-from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS
-from splitserve_rpc.security import SecurityUnusable, check_pair, read_token
-from splitserve_rpc.tls import TlsFiles
-from splitserve_text.errors import SplitserveError
+from splitserve_client import DEFAULT_ADDRESS, AsyncClient, ClientConfig
+from splitserve_common import printable
+from splitserve_options import DEFAULT_CLUSTER_ADDRESS
+from splitserve_rpc import SecurityUnusable, TlsFiles, check_pair, read_token
+from splitserve_text import SplitserveError
 
 API_KEY_ENV = "SPLITSERVE_API_KEY"
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from splitserve_cli.command_line import add_operators_server, ask, operators_config, run
-from splitserve_common.text import printable
-from splitserve_text.errors import SplitserveError
+from splitserve_common import printable
+from splitserve_text import SplitserveError
 
 
 def main(argv: Sequence[str]) -> int:

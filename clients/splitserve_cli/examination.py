@@ -9,53 +9,44 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from splitserve_cli.checks.cluster import check_executors, check_model
-from splitserve_cli.checks.connection import TlsWords, check_connection
-from splitserve_cli.checks.finding import (
+from splitserve_cli.checks import (
     Finding,
+    GatewayAddress,
     State,
-    check_settings,
-    listened_at,
-    write_findings,
-    wrong,
-)
-from splitserve_cli.checks.gateway import GatewayAddress, check_gateway
-from splitserve_cli.checks.machine import (
+    TlsWords,
     check_compilers,
+    check_connection,
+    check_executors,
     check_file_limit,
+    check_gateway,
     check_instructions,
     check_memory,
+    check_model,
+    check_packages,
+    check_port,
+    check_process_files,
+    check_python,
+    check_settings,
     check_shared_memory,
     check_swap,
     check_threads,
+    check_tls_files,
+    check_torch,
+    check_twice,
+    command_installed,
     compiler_problems,
     has_gpu,
-    num_cores,
-)
-from splitserve_cli.checks.packages import (
-    check_packages,
-    check_python,
-    check_torch,
-    command_installed,
     installed_version,
-)
-from splitserve_cli.checks.ports import (
-    check_port,
-    check_process_files,
-    check_tls_files,
-    check_twice,
+    listened_at,
+    num_cores,
+    write_findings,
+    wrong,
 )
 from splitserve_cli.command_line import add_operators_server, ask, environment_key, operators_config
-from splitserve_client.client import AsyncClient
-from splitserve_client.client_config import ApiKey, ClientConfig
-from splitserve_client.errors import CredentialsUnusable
-from splitserve_client.scheduler_info import Model
-from splitserve_common.files import FilesUnusable
-from splitserve_common.scheduler_discovery import discovery
-from splitserve_options.option import COMMANDS, Command
-from splitserve_options.options import Value
-from splitserve_rpc.security import SecurityUnusable
-from splitserve_rpc.tls import TlsFiles
+from splitserve_client import ApiKey, AsyncClient, ClientConfig, CredentialsUnusable, Model
+from splitserve_common import FilesUnusable, discovery
+from splitserve_options import COMMANDS, Command, Value
+from splitserve_rpc import SecurityUnusable, TlsFiles
 
 _EPILOG = """\
 exit code: 0 nothing is wrong (there may be warnings); 1 something is wrong. Without --address and

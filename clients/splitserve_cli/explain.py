@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from splitserve.scheduler.v1 import admin_pb2
 from splitserve_cli.command_line import add_operators_server, ask, operators_config, run
-from splitserve_client.scheduler_info import (
+from splitserve_client import (
     Explanation,
     LifeEvent,
     LifePart,
@@ -23,7 +23,7 @@ from splitserve_client.scheduler_info import (
     RequestLife,
     decode_explanation,
 )
-from splitserve_common.text import printable
+from splitserve_common import printable
 
 _EPILOG = """\
 exit code: 0 the request is known; 1 it is unknown, or no scheduler can be queried. A journal has no

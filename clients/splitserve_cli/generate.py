@@ -20,17 +20,18 @@ from splitserve_cli.request_flags import (
     sampling_params,
     scheduling_params,
 )
-from splitserve_client.client import AsyncClient
-from splitserve_client.generation import GrowingText
-from splitserve_client.text_calls import stream_text
-from splitserve_text.errors import ChatTemplateFailed, TokenizerUnavailable
-from splitserve_text.output_text import End, Piece
-from splitserve_text.tokenizer import Prompt, Tokenizer
-from splitserve_text.values import (
+from splitserve_client import AsyncClient, GrowingText, stream_text
+from splitserve_text import (
+    ChatTemplateFailed,
+    End,
     FinishReason,
+    Piece,
+    Prompt,
     SamplingParams,
     SchedulingParams,
     SequenceFinish,
+    Tokenizer,
+    TokenizerUnavailable,
     TokenLogprob,
 )
 

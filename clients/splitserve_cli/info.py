@@ -11,11 +11,17 @@ from types import MappingProxyType
 from typing import Any
 
 from splitserve_cli.command_line import add_operators_server, ask, operators_config, run
-from splitserve_client.client import AsyncClient
-from splitserve_client.errors import CallerNotAllowed, CallerUnknown, ModelNotReady
-from splitserve_client.scheduler_info import Executor, ExecutorList, Model
-from splitserve_common.text import printable
-from splitserve_text.values import SamplingParams
+from splitserve_client import (
+    AsyncClient,
+    CallerNotAllowed,
+    CallerUnknown,
+    Executor,
+    ExecutorList,
+    Model,
+    ModelNotReady,
+)
+from splitserve_common import printable
+from splitserve_text import SamplingParams
 
 # Texts shown in place of the model.
 _NONE_YET = "none yet; no executor has registered"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from splitserve_keys.key_file import (
+from splitserve_keys import (
     NOTES,
     TENANT_NAMES,
     ApiKey,
@@ -121,7 +121,7 @@ def _revoke(arguments: argparse.Namespace, now: datetime) -> int:
 
 def _change(file: Path, change: Callable[[Keys], Keys]) -> None:
     try:
-        from splitserve_keys.key_file import change_keys
+        from splitserve_keys import change_keys
     except ImportError as error:
         raise _Refused("key files can be changed on Linux and macOS only") from error
     change_keys(file, change)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from splitserve_contract.sampling_parameters import PARAMETERS
-from splitserve_text.values import (
+from splitserve_contract import PARAMETERS
+from splitserve_text import (
     BeamSearch,
     Choices,
     EarlyStopping,

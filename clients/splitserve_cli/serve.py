@@ -31,11 +31,16 @@ from splitserve_cli.serve_config import (
     reachable_address,
 )
 from splitserve_cli.supervisor import Child, Supervisor
-from splitserve_common.addresses import CannotListen, claim_address, is_loopback, listen_at
-from splitserve_options import options
-from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS, ENV_PREFIX, Command, OptionKind
-from splitserve_options.options import Value
-from splitserve_rpc.grpc_threads import with_fewer_threads
+from splitserve_common import CannotListen, claim_address, is_loopback, listen_at
+from splitserve_options import (
+    DEFAULT_CLUSTER_ADDRESS,
+    ENV_PREFIX,
+    Command,
+    OptionKind,
+    Value,
+    options,
+)
+from splitserve_rpc import with_fewer_threads
 
 # Options that child processes get with values of their own.
 _OWN = (
@@ -82,7 +87,7 @@ def _json_errors(values: Mapping[str, Value]) -> TextIO | None:
     """
     if values["log_format"] == "text":
         return None
-    from splitserve_common.process_log import start_logging  # slow import, rarely needed
+    from splitserve_common import start_logging
 
     errors = start_logging(str(values["log_level"]), str(values["log_format"]))
     return None if errors is None else errors.file

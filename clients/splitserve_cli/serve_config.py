@@ -8,10 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from splitserve_cli.extras import missing_modules
-from splitserve_common.addresses import exposed, is_loopback, missing_for_http
-from splitserve_options.model_folder import NoCheckpoint, find_checkpoint
-from splitserve_options.option import BUNDLED_MODEL
-from splitserve_options.options import Value
+from splitserve_common import exposed, is_loopback, missing_for_http
+from splitserve_options import BUNDLED_MODEL, NoCheckpoint, Value, find_checkpoint
 
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 

@@ -13,10 +13,8 @@ from rich.live import Live
 
 from splitserve.scheduler.v1.live_pb2 import WatchSchedulerResponse
 from splitserve_cli.command_line import add_operators_server, ask, operators_config, run
-from splitserve_client.client import AsyncClient
-from splitserve_live.frames import frame_line
-from splitserve_live.state import LiveState
-from splitserve_live.terminal_screen import screen
+from splitserve_client import AsyncClient
+from splitserve_live import LiveState, frame_line, screen
 
 _RATE = 4
 _WIDTH = 100

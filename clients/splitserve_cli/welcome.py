@@ -16,15 +16,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitserve_cli.command_line import API_KEY_ENV, as_seen_by_people, environment_key
 from splitserve_cli.serve_config import HttpTls, ServeConfig
-from splitserve_client.client import AsyncClient
-from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
-from splitserve_client.text_calls import stream_text
-from splitserve_common.web_guard import local_http
-from splitserve_options.option import DEFAULT_CLUSTER_ADDRESS
-from splitserve_text.errors import ChatTemplateFailed, SplitserveError, TokenizerUnavailable
-from splitserve_text.output_text import Piece
-from splitserve_text.tokenizer import Prompt, Tokenizer
-from splitserve_text.values import SamplingParams
+from splitserve_client import DEFAULT_ADDRESS, AsyncClient, ClientConfig, stream_text
+from splitserve_common import local_http
+from splitserve_options import DEFAULT_CLUSTER_ADDRESS
+from splitserve_text import (
+    ChatTemplateFailed,
+    Piece,
+    Prompt,
+    SamplingParams,
+    SplitserveError,
+    Tokenizer,
+    TokenizerUnavailable,
+)
 
 _DEMO_PROMPT = "Tell me a story about a fox."
 _DEMO_PARAMS = SamplingParams(temperature=0.7, max_tokens=256)

@@ -6,8 +6,17 @@ and decodes outputs itself.
 
 from __future__ import annotations
 
+from splitserve_client.channels import Channels, Elsewhere, StreamWatch, Stubs
 from splitserve_client.client import AsyncClient
-from splitserve_client.client_config import ClientConfig, RetryPolicy, Timing
+from splitserve_client.client_config import (
+    DEFAULT_ADDRESS,
+    ApiKey,
+    ClientConfig,
+    RetryPolicy,
+    Timing,
+)
+from splitserve_client.codec import encode_sampling_params
+from splitserve_client.connection import MAX_HOPS, Connection, allowed
 from splitserve_client.errors import (
     CallerNotAllowed,
     CallerUnknown,
@@ -25,53 +34,69 @@ from splitserve_client.errors import (
     ServerFault,
     ServerUnreachable,
     StreamNotRead,
+    error_of_failure,
 )
 from splitserve_client.generation import (
     Completion,
     Generation,
+    GrowingText,
     TextCompletion,
     TextGeneration,
     collect_generation,
     collect_text,
 )
+from splitserve_client.resumable_request import ResumableRequest, Submission, current_trace
 from splitserve_client.scheduler_info import (
     DrainedExecutor,
     Executor,
     ExecutorList,
+    Explanation,
     Identity,
+    LifeEvent,
+    LifePart,
     Model,
+    Obstacle,
+    QueueExplanation,
     Readiness,
+    RequestLife,
+    WaitingRequest,
+    decode_explanation,
 )
+from splitserve_client.schedulers import MAX_AT_ONCE, Answers, Schedulers, ask
 from splitserve_client.session import Session
-from splitserve_client.session_request import SessionRequest, UnreadBudget
+from splitserve_client.session_request import SessionRequest, UnreadBudget, Wakeups
 from splitserve_client.sync_client import Client
 from splitserve_client.text_calls import stream_text
-from splitserve_client.text_map import MapResult
-from splitserve_rpc.tls import TlsFiles
-from splitserve_text.chat_template import Message, TemplateOptions
-from splitserve_text.detokenizer import Detokenizer
-from splitserve_text.errors import (
-    ChatTemplateFailed,
-    InvalidRequest,
-    SplitserveError,
-    TokenizerUnavailable,
-)
-from splitserve_text.output_text import End, Piece, RequestTexts, StopStrings, TextRules
-from splitserve_text.tokenizer import Prompt, Tokenizer
-from splitserve_text.values import (
+from splitserve_client.text_map import MapResult, ProgressLine
+from splitserve_rpc import TlsFiles
+from splitserve_text import (
     BeamSearch,
+    ChatTemplateFailed,
     Choices,
+    Detokenizer,
     EarlyStopping,
+    End,
     Finish,
     FinishReason,
     Grammar,
+    InvalidRequest,
     JsonSchema,
     Lark,
+    Message,
+    Piece,
+    Prompt,
     Regex,
+    RequestTexts,
     ResumeTokenIds,
     SamplingParams,
     SchedulingParams,
     SequenceFinish,
+    SplitserveError,
+    StopStrings,
+    TemplateOptions,
+    TextRules,
+    Tokenizer,
+    TokenizerUnavailable,
     TokenLogprob,
     Tokens,
     TopLogprob,
@@ -80,15 +105,22 @@ from splitserve_text.values import (
 )
 
 __all__ = [
+    "DEFAULT_ADDRESS",
+    "MAX_AT_ONCE",
+    "MAX_HOPS",
+    "Answers",
+    "ApiKey",
     "AsyncClient",
     "BeamSearch",
     "CallerNotAllowed",
     "CallerUnknown",
+    "Channels",
     "ChatTemplateFailed",
     "Choices",
     "Client",
     "ClientConfig",
     "Completion",
+    "Connection",
     "CredentialsUnusable",
     "DeadlineExceeded",
     "DeadlineUnreachable",
@@ -96,35 +128,46 @@ __all__ = [
     "DrainedExecutor",
     "Draining",
     "EarlyStopping",
+    "Elsewhere",
     "End",
     "Executor",
     "ExecutorList",
+    "Explanation",
     "Finish",
     "FinishReason",
     "Generation",
     "Grammar",
+    "GrowingText",
     "Identity",
     "InvalidRequest",
     "JsonSchema",
     "Lark",
+    "LifeEvent",
+    "LifePart",
     "MapResult",
     "Message",
     "Model",
     "ModelChanged",
     "ModelNotReady",
+    "Obstacle",
     "Piece",
+    "ProgressLine",
     "Prompt",
+    "QueueExplanation",
     "QueueFull",
     "QuotaExceeded",
     "Readiness",
     "Regex",
     "RequestFailed",
     "RequestIdInUse",
+    "RequestLife",
     "RequestTexts",
     "RequestUnknown",
+    "ResumableRequest",
     "ResumeTokenIds",
     "RetryPolicy",
     "SamplingParams",
+    "Schedulers",
     "SchedulingParams",
     "SequenceFinish",
     "ServerFault",
@@ -134,6 +177,9 @@ __all__ = [
     "SplitserveError",
     "StopStrings",
     "StreamNotRead",
+    "StreamWatch",
+    "Stubs",
+    "Submission",
     "TemplateOptions",
     "TextCompletion",
     "TextGeneration",
@@ -148,7 +194,15 @@ __all__ = [
     "TraceContext",
     "UnreadBudget",
     "Usage",
+    "WaitingRequest",
+    "Wakeups",
+    "allowed",
+    "ask",
     "collect_generation",
     "collect_text",
+    "current_trace",
+    "decode_explanation",
+    "encode_sampling_params",
+    "error_of_failure",
     "stream_text",
 ]

@@ -14,8 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitserve.scheduler.v1 import admin_pb2_grpc, live_pb2_grpc, scheduler_pb2_grpc
 from splitserve_client.errors import ServerUnreachable
-from splitserve_rpc.errors import transport_details
-from splitserve_rpc.peer_watch import SILENT_AFTER_S, PeerState, PeerWatch, is_answering
+from splitserve_rpc import SILENT_AFTER_S, PeerState, PeerWatch, is_answering, transport_details
 
 # RFC 9113 recommends that servers allow 100 streams. Beyond the limit of a server or proxy, health
 # checks wait behind streams, and a missing answer means nothing.

@@ -40,17 +40,20 @@ from splitserve_client.text_calls import (
     chat_prompt,
 )
 from splitserve_client.text_map import MapConfig, MapResult, map_prompts
-from splitserve_text.chat_template import Message
-from splitserve_text.output_text import End, Piece
-from splitserve_text.tokenizer import AnyPrompt, Tokenizer, as_prompt
-from splitserve_text.values import (
+from splitserve_text import (
     NO_TRACE,
+    AnyPrompt,
+    End,
     Finish,
+    Message,
+    Piece,
     ResumeTokenIds,
     SamplingParams,
     SchedulingParams,
+    Tokenizer,
     Tokens,
     TraceContext,
+    as_prompt,
 )
 
 

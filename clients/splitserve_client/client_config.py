@@ -14,10 +14,9 @@ import grpc
 
 from splitserve_client.channels import Credentials
 from splitserve_client.errors import CredentialsUnusable, DeadlineExceeded
-from splitserve_common.files import FilesUnusable, WatchedFiles, read_bytes, warn_if_readable
-from splitserve_rpc.access import MAX_CREDENTIAL_CHARS, is_credential
-from splitserve_rpc.tls import Tls, TlsFiles
-from splitserve_text.errors import SplitserveError
+from splitserve_common import FilesUnusable, WatchedFiles, read_bytes, warn_if_readable
+from splitserve_rpc import MAX_CREDENTIAL_CHARS, Tls, TlsFiles, is_credential
+from splitserve_text import SplitserveError
 
 Metadata = tuple[tuple[str, str], ...]
 

@@ -9,9 +9,8 @@ from splitserve.executor.v1 import executor_pb2
 from splitserve.scheduler.v1 import admin_pb2, scheduler_pb2
 from splitserve_client.errors import RequestFailed, error_of_reason
 from splitserve_client.scheduler_info import Executor, ExecutorList, Identity, Model, Readiness
-from splitserve_rpc.errors import duration_from_s
-from splitserve_text.errors import SplitserveError
-from splitserve_text.values import (
+from splitserve_rpc import duration_from_s
+from splitserve_text import (
     BeamSearch,
     Choices,
     EarlyStopping,
@@ -24,6 +23,7 @@ from splitserve_text.values import (
     SamplingParams,
     SchedulingParams,
     SequenceFinish,
+    SplitserveError,
     TokenLogprob,
     Tokens,
     TopLogprob,

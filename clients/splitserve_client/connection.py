@@ -19,13 +19,22 @@ from splitserve_client.channels import Stubs, is_cancelled
 from splitserve_client.client_config import ApiKey, ClientConfig, Metadata
 from splitserve_client.errors import Draining, ModelNotReady, ServerUnreachable, error_of_failure
 from splitserve_client.schedulers import Elsewhere, Schedulers, Target, open_channels, open_target
-from splitserve_common.addresses import is_address, is_loopback
-from splitserve_common.scheduler_discovery import StaticDiscovery, names_several
-from splitserve_common.text import check_file_name
-from splitserve_rpc.access import ClusterIdentity, bearer_credential
-from splitserve_rpc.errors import MAX_NAMED, duration_from_s, failure_of
-from splitserve_rpc.peer_watch import is_answering
-from splitserve_text.errors import InvalidRequest, SplitserveError, TokenizerUnavailable
+from splitserve_common import (
+    StaticDiscovery,
+    check_file_name,
+    is_address,
+    is_loopback,
+    names_several,
+)
+from splitserve_rpc import (
+    MAX_NAMED,
+    ClusterIdentity,
+    bearer_credential,
+    duration_from_s,
+    failure_of,
+    is_answering,
+)
+from splitserve_text import InvalidRequest, SplitserveError, TokenizerUnavailable
 
 # A named scheduler may itself stop and name the next one.
 MAX_HOPS = 4

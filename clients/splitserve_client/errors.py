@@ -29,12 +29,8 @@ from types import MappingProxyType
 
 import grpc
 
-from splitserve_rpc.errors import CODE_OF_REASON, RpcFailure
-from splitserve_text.errors import (
-    InvalidRequest,
-    SplitserveError,
-    TokenizerUnavailable,
-)
+from splitserve_rpc import CODE_OF_REASON, RpcFailure
+from splitserve_text import InvalidRequest, SplitserveError, TokenizerUnavailable
 
 
 class ServerUnreachable(SplitserveError):

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from splitserve_client.errors import ServerUnreachable
-from splitserve_text.output_text import End, Piece
-from splitserve_text.values import (
+from splitserve_text import (
+    End,
     Finish,
     FinishReason,
+    Piece,
     ResumeTokenIds,
     SchedulingParams,
     SequenceFinish,

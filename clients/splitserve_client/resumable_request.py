@@ -26,13 +26,13 @@ from splitserve_client.errors import (
     ServerUnreachable,
     StreamNotRead,
 )
-from splitserve_text.errors import SplitserveError
-from splitserve_text.values import (
+from splitserve_text import (
     NO_TRACE,
     Finish,
     ResumeTokenIds,
     SamplingParams,
     SchedulingParams,
+    SplitserveError,
     Tokens,
     TraceContext,
 )

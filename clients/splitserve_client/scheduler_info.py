@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from splitserve.scheduler.v1 import admin_pb2
-from splitserve_text.values import SamplingParams
+from splitserve_text import SamplingParams
 
 _US_S = 1e6
 

@@ -19,11 +19,16 @@ from grpc_health.v1 import health_pb2
 from splitserve_client.channels import Channels, Credentials, Stubs
 from splitserve_client.client_config import ClientConfig
 from splitserve_client.errors import ServerUnreachable
-from splitserve_common.addresses import MAX_PORT, is_loopback
-from splitserve_common.files import FilesUnusable
-from splitserve_common.scheduler_discovery import Discovery, discovery, names_several
-from splitserve_rpc.server import channel_options
-from splitserve_text.errors import SplitserveError
+from splitserve_common import (
+    MAX_PORT,
+    Discovery,
+    FilesUnusable,
+    discovery,
+    is_loopback,
+    names_several,
+)
+from splitserve_rpc import channel_options
+from splitserve_text import SplitserveError
 
 _log = logging.getLogger(__name__)
 

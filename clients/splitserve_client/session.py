@@ -24,12 +24,13 @@ from splitserve_client.session_request import (
     UnsentHandles,
     Wakeups,
 )
-from splitserve_text.errors import InvalidRequest, SplitserveError
-from splitserve_text.values import (
+from splitserve_text import (
     NO_TRACE,
+    InvalidRequest,
     ResumeTokenIds,
     SamplingParams,
     SchedulingParams,
+    SplitserveError,
     TraceContext,
 )
 

@@ -14,8 +14,7 @@ from splitserve_client.client_config import Backoff
 from splitserve_client.codec import decode_event
 from splitserve_client.errors import StreamNotRead
 from splitserve_client.resumable_request import ResumableRequest
-from splitserve_text.errors import SplitserveError
-from splitserve_text.values import Finish, Tokens
+from splitserve_text import Finish, SplitserveError, Tokens
 
 DEFAULT_UNREAD_BYTES = 16 * 2**20
 # Total limit, as a multiple of the limit of one reader.

@@ -20,10 +20,16 @@ from splitserve_client.scheduler_info import (
 )
 from splitserve_client.text_calls import ChatOptions, TextOptions
 from splitserve_client.text_map import MapResult
-from splitserve_text.chat_template import Message
-from splitserve_text.output_text import End, Piece
-from splitserve_text.tokenizer import AnyPrompt, Tokenizer
-from splitserve_text.values import Finish, SamplingParams, Tokens
+from splitserve_text import (
+    AnyPrompt,
+    End,
+    Finish,
+    Message,
+    Piece,
+    SamplingParams,
+    Tokenizer,
+    Tokens,
+)
 
 T = TypeVar("T")
 

@@ -9,11 +9,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypedDict, Unpack
 
 from splitserve_client.errors import ModelChanged
-from splitserve_text.chat_template import Message, TemplateOptions
-from splitserve_text.errors import TokenizerUnavailable
-from splitserve_text.output_text import End, Piece, RequestTexts, TextRules
-from splitserve_text.tokenizer import Prompt, Tokenizer
-from splitserve_text.values import Finish, SamplingParams, SchedulingParams, Tokens
+from splitserve_text import (
+    End,
+    Finish,
+    Message,
+    Piece,
+    Prompt,
+    RequestTexts,
+    SamplingParams,
+    SchedulingParams,
+    TemplateOptions,
+    TextRules,
+    Tokenizer,
+    TokenizerUnavailable,
+    Tokens,
+)
 
 
 class TextOptions(TypedDict, total=False):

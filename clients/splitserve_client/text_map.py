@@ -21,9 +21,15 @@ from splitserve_client.errors import (
 from splitserve_client.generation import TextGeneration, collect_text
 from splitserve_client.session import Session
 from splitserve_client.text_calls import TextCalls, TextOptions
-from splitserve_text.errors import SplitserveError
-from splitserve_text.tokenizer import AnyPrompt, as_prompt
-from splitserve_text.values import Finish, SamplingParams, SchedulingParams, Tokens
+from splitserve_text import (
+    AnyPrompt,
+    Finish,
+    SamplingParams,
+    SchedulingParams,
+    SplitserveError,
+    Tokens,
+    as_prompt,
+)
 
 _WIDTH = 24
 _EVERY_S = 0.1

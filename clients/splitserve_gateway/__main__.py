@@ -12,15 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from splitserve_client import CredentialsUnusable
-from splitserve_common.addresses import CannotListen, claim_address
-from splitserve_common.files import FilesUnusable
-from splitserve_common.process_log import say_why_not, start_logging
+from splitserve_common import CannotListen, FilesUnusable, claim_address, say_why_not, start_logging
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
 from splitserve_options import options
-from splitserve_rpc.security import SecurityUnusable
-from splitserve_rpc.server import stop_event
-from splitserve_rpc.tls import CertificateEnds
+from splitserve_rpc import CertificateEnds, SecurityUnusable, stop_event
 
 if TYPE_CHECKING:
     from splitserve_gateway.live_page import LivePage

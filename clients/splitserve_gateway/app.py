@@ -19,24 +19,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from splitserve_client import ClientConfig, UnreadBudget
-from splitserve_common.scheduler_discovery import discovery
-from splitserve_common.web_guard import WebGuard
-from splitserve_gateway.callers.identification import (
-    CredentialGate,
-    KnownCallers,
-    TenantConcurrency,
-    identify,
-)
+from splitserve_common import WebGuard, discovery
+from splitserve_gateway.callers import CredentialGate, KnownCallers, TenantConcurrency, identify
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.endpoints import chat, completions, models, responses
-from splitserve_gateway.endpoints.context import Gateway
-from splitserve_gateway.endpoints.openapi import docs_page, openapi_of
-from splitserve_gateway.grammars.checker import GrammarChecker
-from splitserve_gateway.http.bodies import BodyBudget
-from splitserve_gateway.http.errors import ApiError, invalid, quoted
-from splitserve_gateway.http.guard import Exchanges, Guard
-from splitserve_gateway.sharing.turns import FairSemaphore, Shares
-from splitserve_gateway.upstreams.fleet import Fleet
+from splitserve_gateway.endpoints import (
+    Gateway,
+    chat,
+    completions,
+    docs_page,
+    models,
+    openapi_of,
+    responses,
+)
+from splitserve_gateway.grammars import GrammarChecker
+from splitserve_gateway.http import ApiError, BodyBudget, Exchanges, Guard, invalid, quoted
+from splitserve_gateway.sharing import FairSemaphore, Shares
+from splitserve_gateway.upstreams import Fleet
 
 if TYPE_CHECKING:
     from splitserve_gateway.metrics import GatewayMetrics

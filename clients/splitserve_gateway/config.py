@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from splitserve_common.addresses import is_address, is_loopback, missing_for_http
-from splitserve_common.web_guard import ANY, split_hosts
-from splitserve_metrics.listener import MetricsAddress
-from splitserve_rpc.security import SecurityUnusable, check_exposure, check_pair
-from splitserve_rpc.tls import TlsFiles
+from splitserve_common import ANY, is_address, is_loopback, missing_for_http, split_hosts
+from splitserve_metrics import MetricsAddress
+from splitserve_rpc import SecurityUnusable, TlsFiles, check_exposure, check_pair
 from splitserve_text import ReasoningParserName, ToolCallParserName
-from splitserve_tracing.trace_config import TraceConfig
+from splitserve_tracing import TraceConfig
 
 _MIB = 2**20
 

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from splitserve_common.web_guard import local_http
+from splitserve_common import local_http
 from splitserve_options import options
 from splitserve_rpc.healthcheck import local_address
 

@@ -11,15 +11,13 @@ from functools import partial
 from starlette.requests import Request
 
 from splitserve_client import ClientConfig
-from splitserve_common.addresses import claim_address
-from splitserve_common.scheduler_discovery import discovery
-from splitserve_contract.domain_error import DomainError
-from splitserve_gateway.callers.identification import KnownCallers
+from splitserve_common import claim_address, discovery
+from splitserve_contract import DomainError
+from splitserve_gateway.callers import KnownCallers
 from splitserve_gateway.config import GatewayConfig, LiveConfig
-from splitserve_gateway.http.errors import ApiError
-from splitserve_gateway.http.listener import origin_of
+from splitserve_gateway.http import ApiError, origin_of
 from splitserve_gateway.server import HttpServer
-from splitserve_live.feeds import MAX_FEEDS, Feeds
+from splitserve_live import MAX_FEEDS, Feeds
 from splitserve_live.server import build_page
 
 _NUM_CONNECTIONS = 4 * MAX_FEEDS

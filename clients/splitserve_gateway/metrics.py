@@ -6,12 +6,16 @@ from collections import Counter
 
 from prometheus_client import GCCollector, ProcessCollector
 
-from splitserve_gateway.http.exchange import EndedExchange
-from splitserve_gateway.http.guard import Exchanges
-from splitserve_gateway.upstreams.fleet import Fleet
-from splitserve_metrics.executor_table import GATEWAY_METRICS
-from splitserve_metrics.instruments import Instruments, LiveFamily, Page
-from splitserve_metrics.listener import MetricsAddress, MetricsListener
+from splitserve_gateway.http import EndedExchange, Exchanges
+from splitserve_gateway.upstreams import Fleet
+from splitserve_metrics import (
+    GATEWAY_METRICS,
+    Instruments,
+    LiveFamily,
+    MetricsAddress,
+    MetricsListener,
+    Page,
+)
 
 
 class GatewayMetrics:

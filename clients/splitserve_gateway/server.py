@@ -14,10 +14,8 @@ from starlette.types import ASGIApp
 
 from splitserve_gateway.app import build_app
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.http.connection import Connection
-from splitserve_gateway.http.guard import Exchanges
-from splitserve_gateway.http.listener import Listener, connection_places
-from splitserve_rpc.tls import TlsFiles, https_context
+from splitserve_gateway.http import Connection, Exchanges, Listener, connection_places
+from splitserve_rpc import TlsFiles, https_context
 
 if TYPE_CHECKING:
     from splitserve_gateway.metrics import GatewayMetrics

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from splitserve_text import (
     TraceContext as SentContext,
 )
-from splitserve_tracing.trace_config import TraceContext
+from splitserve_tracing import TraceContext
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

@@ -10,8 +10,8 @@ from typing import Any
 
 from splitserve.scheduler.v1.live_pb2 import WatchSchedulerResponse
 from splitserve_client import AsyncClient, ClientConfig
-from splitserve_common.scheduler_discovery import Discovery
-from splitserve_contract.domain_error import DomainError
+from splitserve_common import Discovery
+from splitserve_contract import DomainError
 from splitserve_live.frames import SharedLines
 
 # Limit of open feeds for all schedulers together; each scheduler has a limit of its own.

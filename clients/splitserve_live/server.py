@@ -19,10 +19,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitserve_client import CallerNotAllowed, CallerUnknown, SplitserveError
-from splitserve_common.web_guard import WebGuard
-from splitserve_contract.domain_error import DomainError
+from splitserve_common import WebGuard
+from splitserve_contract import DomainError
 from splitserve_live.feeds import Feeds
-from splitserve_rpc.access import is_credential, split_bearer
+from splitserve_rpc import is_credential, split_bearer
 
 _HEADERS = (
     (b"content-security-policy", b"default-src 'self'; base-uri 'none'; form-action 'none'; "

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from splitserve.scheduler.v1 import live_pb2 as live
-from splitserve_common.text import printable
+from splitserve_common import printable
 
 # Limit of stored steps per executor.
 _MAX_STEPS = 120

@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from splitserve.scheduler.v1 import live_pb2 as live
-from splitserve_common.text import printable
+from splitserve_common import printable
 from splitserve_live.state import (
     BLOCK_STATES,
     ROW_KINDS,

@@ -13,15 +13,8 @@ from splitserve_text.answer_reader import (
     ToolCallArguments,
     ToolCallStart,
 )
-from splitserve_text.chat_template import (
-    ChatTemplates,
-    Message,
-    TemplateOptions,
-)
-from splitserve_text.detokenizer import (
-    Detokenizer,
-    make_detokenizer,
-)
+from splitserve_text.chat_template import ChatTemplates, Message, TemplateOptions
+from splitserve_text.detokenizer import Detokenizer, make_detokenizer
 from splitserve_text.errors import (
     ChatTemplateFailed,
     InvalidRequest,
@@ -54,27 +47,12 @@ from splitserve_text.output_text import (
     TextRules,
     TokenNumbers,
 )
-from splitserve_text.template_limits import (
-    TemplateLimits,
-)
-from splitserve_text.template_sandbox import (
-    Sandbox,
-)
-from splitserve_text.template_shapes import (
-    MessageShapes,
-)
-from splitserve_text.token_texts import (
-    TokenTexts,
-)
-from splitserve_text.tokenizer import (
-    AnyPrompt,
-    Prompt,
-    Tokenizer,
-    as_prompt,
-)
-from splitserve_text.tool_calls import (
-    ToolSchemas,
-)
+from splitserve_text.template_limits import TemplateLimits
+from splitserve_text.template_sandbox import Sandbox
+from splitserve_text.template_shapes import MessageShapes
+from splitserve_text.token_texts import TokenTexts
+from splitserve_text.tokenizer import AnyPrompt, Prompt, Tokenizer, as_prompt
+from splitserve_text.tool_calls import ToolSchemas
 from splitserve_text.values import (
     NO_TRACE,
     BeamSearch,

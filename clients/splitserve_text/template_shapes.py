@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from splitserve_common.text import parse_json
+from splitserve_common import parse_json
 from splitserve_text.errors import ChatTemplateFailed
 
 _TEXT, _NAME, _KEY, _VALUE = "probetext", "probename", "probekey", "probevalue"

@@ -15,7 +15,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders
 
-from splitserve_common.text import parse_json
+from splitserve_common import parse_json
 
 # Byte-level tokens write a byte as itself if it is printable in Latin-1; the other bytes, in order,
 # as the characters from 256 on.

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeAlias, TypeVar, Unpack
 
 import tokenizers
 
-from splitserve_common.text import parse_json
+from splitserve_common import parse_json
 from splitserve_text.chat_template import ChatTemplates, Message, TemplateOptions
 from splitserve_text.detokenizer import Detokenizer, make_detokenizer
 from splitserve_text.errors import ChatTemplateFailed, InvalidRequest, TokenizerUnavailable

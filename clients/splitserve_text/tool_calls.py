@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from splitserve_common.text import parse_json
+from splitserve_common import parse_json
 from splitserve_text.answer_reader import AnswerWriter, NotAsExpected, Reader, Reading, Stops
 
 # Schemas of the tools' parameters by the tools' names.

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
-from splitserve_contract.sampling_parameters import MAX_SEQUENCES, GivenSamplingValues
+from splitserve_contract import MAX_SEQUENCES, GivenSamplingValues
 
 # Output tokens of an earlier run; for several sequences a mapping by index.
 ResumeTokenIds = Sequence[int] | Mapping[int, Sequence[int]]

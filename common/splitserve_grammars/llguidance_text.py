@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
-from splitserve_common.text import parse_json
+from splitserve_common import parse_json
 from splitserve_grammars.limits import MAX_GRAMMAR_BYTES
 
 # no_forcing: any token that continues the text may be sampled, not only the tokenizer's choice.

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitserve_common.text import parse_json
+from splitserve_common import parse_json
 from splitserve_grammars.limits import (
     MAX_ADDRESS_BYTES,
     MAX_TRIAL_WALL_S,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from splitserve_common.text import parse_json
+from splitserve_common import parse_json
 from splitserve_grammars.limits import (
     MAX_COMPILED_BYTES,
     NO_TEXT,

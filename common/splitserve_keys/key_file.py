@@ -17,8 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from splitserve_common.files import read_whole, replace_file
-from splitserve_common.text import parse_json
+from splitserve_common import parse_json, read_whole, replace_file
 
 MAX_NOTE_CHARS = 256
 NOTES = f"a text of at most {MAX_NOTE_CHARS} printable characters"

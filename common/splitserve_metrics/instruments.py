@@ -16,8 +16,7 @@ from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.utils import floatToGoString
 
-from splitserve_rpc.errors import CODE_OF_REASON
-from splitserve_rpc.interceptors import OnRefusal, ignore_refusal
+from splitserve_rpc import CODE_OF_REASON, OnRefusal, ignore_refusal
 
 # Buckets for the waiting time for tokens: from a network round trip to a queue of minutes.
 SECONDS = (

@@ -14,11 +14,15 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from splitserve_common.addresses import claim_address, is_loopback
-from splitserve_common.web_guard import ANY, WebGuard, split_hosts
+from splitserve_common import ANY, WebGuard, claim_address, is_loopback, split_hosts
 from splitserve_metrics.instruments import Page
-from splitserve_rpc.security import check_exposure
-from splitserve_rpc.tls import HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, TlsFiles, https_context
+from splitserve_rpc import (
+    HANDSHAKE_TIMEOUT_S,
+    SHUTDOWN_TIMEOUT_S,
+    TlsFiles,
+    check_exposure,
+    https_context,
+)
 
 PATH = "/metrics"
 # Maximum time from the connection of a reader to the end of the response.

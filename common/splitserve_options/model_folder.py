@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from splitserve_common.text import parse_json
+from splitserve_common import parse_json
 
 # Weights that `transformers` reads: one file, or parts with an index. The first kind found counts.
 WEIGHT_FILES = (

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from splitserve_common.addresses import is_address
-from splitserve_common.scheduler_discovery import check_schedulers
+from splitserve_common import check_schedulers, is_address
 from splitserve_options.executor_table import EXECUTOR_OPTIONS
 from splitserve_options.gateway_table import GATEWAY_OPTIONS
 from splitserve_options.observability_table import OBSERVABILITY_OPTIONS

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import grpc
 import grpc.aio
 
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from splitserve_rpc.tls import Tls
 
 # -- Bearer credential in the metadata of a call ---------------------------------------------------

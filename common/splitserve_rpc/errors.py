@@ -16,8 +16,8 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from splitserve_common.text import printable
-from splitserve_contract.domain_error import DOMAIN, DomainError
+from splitserve_common import printable
+from splitserve_contract import DOMAIN, DomainError
 
 CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
     {

@@ -11,7 +11,7 @@ from __future__ import annotations
 import grpc.aio
 from grpc_health.v1 import health, health_pb2
 
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 
 # Enough for a few per watching program. Further programs can poll with Check.
 MAX_WATCHES = 256

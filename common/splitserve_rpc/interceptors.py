@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from splitserve_rpc.access import Access
 from splitserve_rpc.errors import status_of
 

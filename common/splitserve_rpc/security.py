@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from splitserve_common.addresses import exposed, is_loopback
-from splitserve_common.files import FilesUnusable, warn_if_readable
+from splitserve_common import FilesUnusable, exposed, is_loopback, warn_if_readable
 from splitserve_rpc.access import ClusterIdentity, Role
 from splitserve_rpc.tls import Tls, TlsFiles
 

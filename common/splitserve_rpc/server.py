@@ -18,7 +18,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from splitserve_common.addresses import CannotListen, claim_address
+from splitserve_common import CannotListen, claim_address
 from splitserve_rpc.access import Access
 from splitserve_rpc.health_service import HealthService
 from splitserve_rpc.interceptors import BoundaryInterceptor, OnRefusal, ignore_refusal

@@ -12,8 +12,15 @@ from pathlib import Path
 
 import grpc
 
-from splitserve_common.certificate import Certificate, load_authority, load_pair, warn_of_end
-from splitserve_common.files import FilesUnusable, WatchedFiles, read_bytes
+from splitserve_common import (
+    Certificate,
+    FilesUnusable,
+    WatchedFiles,
+    load_authority,
+    load_pair,
+    read_bytes,
+    warn_of_end,
+)
 
 # Time for a started handshake to use its configuration: some microseconds, on a busy machine more.
 _BEGIN_S = 0.1

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from splitserve_common.addresses import is_address, is_loopback
-from splitserve_rpc.security import SecurityUnusable
+from splitserve_common import is_address, is_loopback
+from splitserve_rpc import SecurityUnusable
 
 _MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
 

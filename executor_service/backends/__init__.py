@@ -1,1 +1,45 @@
 """Choice of the code that computes a model, and the trials that each candidate must pass."""
+
+from executor_service.backends.attention_candidates import (
+    DEFAULT_BLOCK_SIZE,
+    Candidate,
+    LayerDemand,
+    WhyNotLayer,
+    gpu_candidates,
+    time_attention,
+)
+from executor_service.backends.choose import (
+    AUTO,
+    NATIVE,
+    TORCH,
+    LayerCompute,
+    choose_compute,
+    choose_gpu_attention,
+    choose_layer_compute,
+    compute_on_cpu,
+    compute_on_gpu,
+    native_draw,
+)
+from executor_service.backends.compute import Compute
+from executor_service.backends.gpu_kernels import tried_kernel
+
+__all__ = [
+    "AUTO",
+    "DEFAULT_BLOCK_SIZE",
+    "NATIVE",
+    "TORCH",
+    "Candidate",
+    "Compute",
+    "LayerCompute",
+    "LayerDemand",
+    "WhyNotLayer",
+    "choose_compute",
+    "choose_gpu_attention",
+    "choose_layer_compute",
+    "compute_on_cpu",
+    "compute_on_gpu",
+    "gpu_candidates",
+    "native_draw",
+    "time_attention",
+    "tried_kernel",
+]

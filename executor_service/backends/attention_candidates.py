@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from executor_service.device.kv_cache import KVCache, LayerShape, block_bytes
-from executor_service.model.loaded_model import LayerKind, LoadedModel, layer_kinds
+from executor_service.device import KVCache, LayerShape, block_bytes
+from executor_service.model import LayerKind, LoadedModel, layer_kinds
 from splitserve_kernels.gpu.attention.flash_attention_3_op import (
     INSTALLED,
     FlashAttention3Missing,

@@ -40,32 +40,32 @@ from executor_service.backends.gpu_kernels import (
     choose_gpu_draw,
     static_draw_of,
 )
-from executor_service.decoders.cpu_decoder import (
+from executor_service.decoders import (
+    DecoderModel,
     NativePagedModel,
     build_native_model,
+    pack_linears,
+    release_weights,
+    why_not_llama,
     why_not_native,
 )
-from executor_service.decoders.decoder import DecoderModel
-from executor_service.decoders.llama_config import release_weights, why_not_llama
-from executor_service.decoders.packed_linears import pack_linears
-from executor_service.device.kv_cache import KVCache
-from executor_service.device.memory import release_cached_memory
+from executor_service.device import KVCache, release_cached_memory
 from executor_service.errors import BackendUnavailable, TrialFailed, one_line
-from executor_service.model.loaded_model import LayerKind, LoadedModel
-from executor_service.model.paged_model import PagedModel, attending_with, torch_model
-from executor_service.sampling.sampler import Draw, SamplingRows, draw_rows
-from executor_service.trials.attention_trial import try_backend, try_layer
+from executor_service.model import LayerKind, LoadedModel, PagedModel, attending_with, torch_model
+from executor_service.sampling import Draw, SamplingRows, draw_rows
+from executor_service.trials import try_backend, try_layer
 from splitserve_kernels import reference
-from splitserve_kernels.cpu.build import BuildFailed
-from splitserve_kernels.cpu.library import NativeLibrary, load_library
-from splitserve_kernels.cpu.operations import (
+from splitserve_kernels.cpu import (
     NativeAttention,
+    NativeLibrary,
     WeightRows,
+    choose_tokens,
     linear,
+    load_library,
     pack,
     why_not_native_attention,
 )
-from splitserve_kernels.cpu.sampling import choose_tokens
+from splitserve_kernels.cpu.build import BuildFailed
 from splitserve_kernels.gpu.attention.flash_attention_3_op import INSTALLED
 from splitserve_kernels.paged_batch import AttentionBackend
 

@@ -5,18 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from executor_service.decoders.llama_config import unknown_fields
-from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
+from executor_service.decoders import unknown_fields
+from executor_service.device import CopyBlocks, copy_in_torch
 from executor_service.errors import TrialFailed
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import MakeModel
-from executor_service.sampling.sampler import (
-    Adjust,
-    Draw,
-    StaticDraw,
-    adjust_in_torch,
-    draw_in_torch,
-)
+from executor_service.model import LoadedModel, MakeModel
+from executor_service.sampling import Adjust, Draw, StaticDraw, adjust_in_torch, draw_in_torch
 
 _log = logging.getLogger(__name__)
 

@@ -9,11 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import to_device
-from executor_service.device.uploads import IntegerArrays, Uploads
-from executor_service.sampling.sampler import LogitColumns, SamplingRows, draw_rows
-from executor_service.sampling.token_counts import IN_PROMPT
-from executor_service.steps.step import Int64Array
+from executor_service.device import IntegerArrays, Uploads, to_device
+from executor_service.sampling import IN_PROMPT, LogitColumns, SamplingRows, draw_rows
+from executor_service.steps import Int64Array
 from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.gpu.sampling.adjust import AdjustColumns, adjust
 from splitserve_kernels.gpu.sampling.draw import DrawColumns, draw, greedy, num_words, pack

@@ -11,17 +11,16 @@ from typing import TypeVar
 
 import torch
 
-from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
+from executor_service.device import CopyBlocks, copy_in_torch
 from executor_service.errors import TrialFailed
-from executor_service.sampling.sampler import (
+from executor_service.sampling import (
     Adjust,
     Draw,
     StaticDraw,
     adjust_in_torch,
     draw_unseen_in_torch,
 )
-from executor_service.trials.kernel_trials import try_adjust, try_copy, try_draw
-from executor_service.trials.trial import trial_failures
+from executor_service.trials import trial_failures, try_adjust, try_copy, try_draw
 
 _log = logging.getLogger(__name__)
 _Kernel = TypeVar("_Kernel")

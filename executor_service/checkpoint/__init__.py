@@ -1,1 +1,32 @@
 """Checkpoints: checks of their files and configuration, and loading of models and tokenizers."""
+
+from executor_service.checkpoint.folder import Checkpoint, check_directory, resolve_checkpoint
+from executor_service.checkpoint.generation_config import GenerationConfig, read_generation_config
+from executor_service.checkpoint.model_loader import (
+    ModelConfig,
+    is_kv_scale,
+    load_model,
+    read_kv_scales,
+    read_model,
+)
+from executor_service.checkpoint.tokenizer_files import (
+    ModelTokenizer,
+    read_tokenizer,
+    with_tokenizer_eos,
+)
+
+__all__ = [
+    "Checkpoint",
+    "GenerationConfig",
+    "ModelConfig",
+    "ModelTokenizer",
+    "check_directory",
+    "is_kv_scale",
+    "load_model",
+    "read_generation_config",
+    "read_kv_scales",
+    "read_model",
+    "read_tokenizer",
+    "resolve_checkpoint",
+    "with_tokenizer_eos",
+]

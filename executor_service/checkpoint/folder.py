@@ -16,8 +16,8 @@ from typing import Any
 
 from executor_service.checkpoint.model_kind import check_declared_kind
 from executor_service.errors import ModelUnreadable, ModelUnsupported, one_line
-from splitserve_common.text import parse_json
-from splitserve_options.model_folder import (
+from splitserve_common import parse_json
+from splitserve_options import (
     WEIGHT_FILES,
     NoCheckpoint,
     check_folder,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from executor_service.steps.executor_info import DefaultSampling
-from splitserve_common.text import parse_json
-from splitserve_contract.sampling_parameters import RECOMMENDED_PARAMETERS
+from executor_service.steps import DefaultSampling
+from splitserve_common import parse_json
+from splitserve_contract import RECOMMENDED_PARAMETERS
 
 _log = logging.getLogger(__name__)
 

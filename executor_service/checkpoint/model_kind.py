@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor_service.device.memory import is_out_of_memory
+from executor_service.device import is_out_of_memory
 from executor_service.errors import ModelUnsupported, one_line
-from executor_service.model.loaded_model import check_config, check_model_class
-from executor_service.trials.layer_trial import near_tokens, relative_error
+from executor_service.model import check_config, check_model_class
+from executor_service.trials import near_tokens, relative_error
 
 _log = logging.getLogger(__name__)
 

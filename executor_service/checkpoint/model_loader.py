@@ -23,7 +23,7 @@ from executor_service.checkpoint.folder import Checkpoint, resolve_checkpoint
 from executor_service.checkpoint.generation_config import read_eos_token_ids, read_generation_config
 from executor_service.checkpoint.model_kind import check_kind, is_causal, text_part, wrapper_class
 from executor_service.checkpoint.tokenizer_files import read_tokenizer, with_tokenizer_eos
-from executor_service.device.memory import (
+from executor_service.device import (
     available_host_bytes,
     format_bytes,
     is_out_of_memory,
@@ -36,7 +36,7 @@ from executor_service.errors import (
     OutOfMemory,
     one_line,
 )
-from executor_service.model.loaded_model import (
+from executor_service.model import (
     LoadedModel,
     check_config,
     check_model_class,
@@ -44,7 +44,7 @@ from executor_service.model.loaded_model import (
     show_progress,
     weights_bytes,
 )
-from executor_service.trials.model_trial import try_model
+from executor_service.trials import try_model
 from splitserve_kernels.paged_batch import KVScales
 
 _log = logging.getLogger(__name__)

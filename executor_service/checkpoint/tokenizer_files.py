@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 
 from executor_service.checkpoint.folder import Checkpoint
 from executor_service.errors import one_line
-from executor_service.steps.executor_info import TokenizerFile
-from splitserve_common.text import check_file_name, parse_json, printable
+from executor_service.steps import TokenizerFile
+from splitserve_common import check_file_name, parse_json, printable
 
 _log = logging.getLogger(__name__)
 

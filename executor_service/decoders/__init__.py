@@ -1,1 +1,36 @@
 """Decoders that replace the `transformers` code of known models, with matrices joined or packed."""
+
+from executor_service.decoders.cpu_decoder import (
+    NativeModel,
+    NativePagedModel,
+    build_native_model,
+    why_not_native,
+)
+from executor_service.decoders.decoder import DecoderModel
+from executor_service.decoders.llama_config import (
+    release_weights,
+    rotation,
+    take_layers,
+    unknown_fields,
+    why_not_llama,
+    why_not_llama_config,
+    why_not_llama_settings,
+)
+from executor_service.decoders.packed_linears import PackedLinearModule, pack_linears
+
+__all__ = [
+    "DecoderModel",
+    "NativeModel",
+    "NativePagedModel",
+    "PackedLinearModule",
+    "build_native_model",
+    "pack_linears",
+    "release_weights",
+    "rotation",
+    "take_layers",
+    "unknown_fields",
+    "why_not_llama",
+    "why_not_llama_config",
+    "why_not_llama_settings",
+    "why_not_native",
+]

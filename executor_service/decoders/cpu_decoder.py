@@ -24,12 +24,16 @@ from executor_service.decoders.llama_config import (
     take_layers,
     why_not_llama,
 )
-from executor_service.device.kv_cache import KVCache
-from executor_service.model.input_batch import InputBatch, PassRows
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import TakeStates
-from splitserve_kernels.cpu.decoder import DecoderPools, NativeDecoder, RevealedStates, RunInput
-from splitserve_kernels.cpu.library import DTYPES, NativeLibrary
+from executor_service.device import KVCache
+from executor_service.model import InputBatch, LoadedModel, PassRows, TakeStates
+from splitserve_kernels.cpu import (
+    DTYPES,
+    DecoderPools,
+    NativeDecoder,
+    NativeLibrary,
+    RevealedStates,
+    RunInput,
+)
 from splitserve_kernels.decoder_inputs import RunRows
 from splitserve_kernels.paged_batch import PagedBatch
 

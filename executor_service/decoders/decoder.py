@@ -22,26 +22,27 @@ import torch
 from torch import Tensor
 
 from executor_service.decoders.llama_config import rotation_at, unknown_fields
-from executor_service.device.kv_cache import KVCache
+from executor_service.device import KVCache
 from executor_service.errors import OutOfMemory, TrialFailed
-from executor_service.model.input_batch import InputBatch
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.transformers_attention import (
+from executor_service.model import (
     SCRATCH_BLOCK_SIZE,
+    InputBatch,
+    LoadedModel,
     num_scratch_blocks,
     probe_attention,
     run_in_steps,
 )
-from executor_service.trials.layer_trial import (
+from executor_service.trials import (
     CUT_VOCAB_SIZE,
     FLOAT32_TOLERANCE,
     KnownLogits,
     TrialTokens,
     float32_trial,
+    rounded_matrices,
+    trial_failures,
+    try_replacement,
     whole_numbers,
 )
-from executor_service.trials.model_trial import rounded_matrices, try_replacement
-from executor_service.trials.trial import trial_failures
 from splitserve_kernels.paged_batch import PagedBatch
 
 # Smaller than the sequences of the trial, so that some tokens are outside the window.

@@ -28,10 +28,9 @@ from executor_service.decoders.llama_config import (
     take_layers,
 )
 from executor_service.decoders.packed_linears import apply, joined
-from executor_service.device.kv_cache import KVCache
-from executor_service.device.memory import release_cached_memory
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.trials.attention_trial import try_rotary_write
+from executor_service.device import KVCache, release_cached_memory
+from executor_service.model import LoadedModel
+from executor_service.trials import try_rotary_write
 from splitserve_kernels import reference
 from splitserve_kernels.decoder_inputs import LayerWeights, LinearWeights
 from splitserve_kernels.gpu.kv_write import rotary_kv_write

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor_service.device.memory import release_file_pages
-from executor_service.model.loaded_model import LoadedModel, show_progress
+from executor_service.device import release_file_pages
+from executor_service.model import LoadedModel, show_progress
 from splitserve_kernels.decoder_inputs import DecoderShape, LayerWeights, LinearWeights
 
 # Classes that compute a Llama, as the fields below describe it, and nothing else.

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from executor_service.device.memory import release_file_pages
-from executor_service.model.loaded_model import LoadedModel, weights_bytes
-from executor_service.model.transformers_attention import probe_attention
-from executor_service.trials.model_trial import can_be_packed, try_replacement
-from splitserve_kernels.cpu.library import NativeLibrary
-from splitserve_kernels.cpu.operations import WeightRows, linear, pack
+from executor_service.device import release_file_pages
+from executor_service.model import LoadedModel, probe_attention, weights_bytes
+from executor_service.trials import can_be_packed, try_replacement
+from splitserve_kernels.cpu import NativeLibrary, WeightRows, linear, pack
 from splitserve_kernels.decoder_inputs import LinearWeights
 
 # Bytes of copies after which mapped pages of the originals are released.

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from executor_service.device.streams import DeviceStreams, Timer
 from executor_service.errors import OutOfMemory
-from executor_service.steps.step import BlockMoves, Int32Array, StepInput
+from executor_service.steps import BlockMoves, Int32Array, StepInput
 from splitserve_kernels.paged_batch import UNIT_SCALES, KVScales
 
 Bytes = npt.NDArray[np.uint8]

@@ -26,7 +26,7 @@ import psutil
 import torch
 
 from executor_service.errors import BackendUnavailable, OutOfMemory, StepFailed
-from splitserve_common.text import parse_json
+from splitserve_common import parse_json
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_USED = Path("/sys/fs/cgroup/memory.current")

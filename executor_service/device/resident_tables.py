@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from executor_service.device.uploads import IntegerArrays, Uploads
-from executor_service.steps.block_tables import NOTHING_SEEN, BlockTables
-from executor_service.steps.step import Int32Array, Int64Array, StepInput
+from executor_service.steps import NOTHING_SEEN, BlockTables, Int32Array, Int64Array, StepInput
 
 
 @dataclass(frozen=True, slots=True)

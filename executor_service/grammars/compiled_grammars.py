@@ -16,9 +16,8 @@ from llguidance import LLExecutor, LLMatcher
 
 from executor_service.grammars.compiler import Compiled, GrammarCompiler
 from executor_service.grammars.vocabulary import Vocabulary
-from executor_service.steps.sampling_params import Grammar, TokenMasks
-from executor_service.steps.step import Int32Array, Int64Array
-from splitserve_grammars.limits import NO_TEXT, error_message
+from executor_service.steps import Grammar, Int32Array, Int64Array, TokenMasks
+from splitserve_grammars import NO_TEXT, error_message
 
 # Time that a step waits for a grammar if it has no other row to sample; most grammars compile in
 # that time. The scheduler asks again, less often the longer the compilation takes.

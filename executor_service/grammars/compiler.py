@@ -13,17 +13,18 @@ from dataclasses import dataclass
 from llguidance import LLMatcher, LLParserLimits
 
 from executor_service.grammars.vocabulary import Vocabulary
-from executor_service.steps.sampling_params import Grammar
-from splitserve_grammars.limits import (
+from executor_service.steps import Grammar
+from splitserve_grammars import (
     FIRST_TRIAL_CPU_S,
     MAX_COMPILE_CPU_S,
     MAX_LEXER_BYTES,
     PARSER_LIMITS,
     STACK_BYTES,
+    GrammarTrials,
+    TrialTooSlow,
     error_message,
 )
 from splitserve_grammars.llguidance_text import grammar_text
-from splitserve_grammars.trial import GrammarTrials, TrialTooSlow
 
 _MAX_WAITING = 1024
 _MAX_END_S = 1.0

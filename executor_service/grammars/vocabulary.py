@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from executor_service.steps.executor_info import TokenizerFile, read_tokenizer_file
-from splitserve_common.text import parse_json
+from executor_service.steps import TokenizerFile, read_tokenizer_file
+from splitserve_common import parse_json
 
 # llguidance accepts tokens of up to 1024 bytes; a longer token is never sampled.
 _MAX_TOKEN_BYTES = 1000

@@ -7,15 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 from prometheus_client import GCCollector, ProcessCollector
 
-from executor_service.service.servicer import ExecuteStreams
-from executor_service.service.step_worker import StepWorker
-from executor_service.speculation.draft_totals import DraftTotals
-from executor_service.steps.executor_info import ExecutorInfo
+from executor_service.service import ExecuteStreams, StepWorker
+from executor_service.speculation import DraftTotals
+from executor_service.steps import ExecutorInfo
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_contract.version import CONTRACT_MAJOR, CONTRACT_MINOR
-from splitserve_metrics.executor_table import EXECUTOR_METRICS
-from splitserve_metrics.instruments import Instruments, LiveFamily, Page, counted_refusals
-from splitserve_metrics.listener import MetricsAddress, MetricsListener
+from splitserve_contract import CONTRACT_MAJOR, CONTRACT_MINOR
+from splitserve_metrics import (
+    EXECUTOR_METRICS,
+    Instruments,
+    LiveFamily,
+    MetricsAddress,
+    MetricsListener,
+    Page,
+    counted_refusals,
+)
 
 _ROW_OK = pb.ROW_STATUS_OK
 _PREFIX = "STEP_STATUS_"

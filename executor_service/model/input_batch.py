@@ -16,10 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.resident_tables import ResidentRows, SampledTokens
-from executor_service.device.streams import streams_of
-from executor_service.device.uploads import IntegerArrays, Uploads
-from executor_service.steps.step import BoolArray, Int32Array, Int64Array, StepInput
+from executor_service.device import IntegerArrays, ResidentRows, SampledTokens, Uploads, streams_of
+from executor_service.steps import BoolArray, Int32Array, Int64Array, StepInput
 from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.paged_batch import (
     PagedBatch,

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from executor_service.device.kv_cache import LayerShape
+from executor_service.device import LayerShape
 from executor_service.errors import ModelUnsupported
-from executor_service.steps.executor_info import DefaultSampling, TokenizerFile
+from executor_service.steps import DefaultSampling, TokenizerFile
 from splitserve_kernels.paged_batch import AttentionOptions, KVScales
 
 

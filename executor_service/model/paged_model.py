@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from executor_service.device.kv_cache import KVCache
+from executor_service.device import KVCache
 from executor_service.errors import ModelUnsupported
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from executor_service.device.kv_cache import KVCache, LayerShape
+from executor_service.device import KVCache, LayerShape
 from executor_service.errors import ModelUnsupported
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import (

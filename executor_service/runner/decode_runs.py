@@ -10,19 +10,18 @@ from collections.abc import Callable
 import numpy as np
 from torch import Tensor
 
-from executor_service.device.kv_cache import HostCopy, to_device
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import PagedModel, RunningModel
+from executor_service.device import HostCopy, to_device
+from executor_service.model import LoadedModel, PagedModel, RunningModel
 from executor_service.runner.forward_pass import PassBatches, plain_draws
-from executor_service.steps.step import (
+from executor_service.steps import (
     INVALID_LOGITS,
     Int32Array,
     Int64Array,
     RowStatus,
     StepInput,
     StepOutput,
+    TokenRuns,
 )
-from executor_service.steps.token_runs import TokenRuns
 from splitserve_kernels.decoder_inputs import RunRows
 
 # Limit of tokens of a row in one call: all other work of the executor waits for its end.

@@ -13,17 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import KVCache
-from executor_service.device.memory import is_beyond_rows
-from executor_service.device.resident_tables import ResidentTables, SampledTokens
-from executor_service.device.uploads import Uploads
+from executor_service.device import KVCache, ResidentTables, SampledTokens, Uploads, is_beyond_rows
 from executor_service.errors import StepFailed
-from executor_service.model.input_batch import InputBatch, Readout, build_input_batch
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import PagedModel
+from executor_service.model import InputBatch, LoadedModel, PagedModel, Readout, build_input_batch
 from executor_service.runner.static_inputs import MOST_PROMPTS
-from executor_service.sampling.sampler import SamplingRows, draw_rows
-from executor_service.steps.step import (
+from executor_service.sampling import SamplingRows, draw_rows
+from executor_service.steps import (
     BoolArray,
     Int64Array,
     LogprobColumns,

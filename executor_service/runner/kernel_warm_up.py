@@ -18,13 +18,20 @@ from dataclasses import replace
 import numpy as np
 
 from executor_service.errors import StepFailed
-from executor_service.model.loaded_model import LoadedModel
+from executor_service.model import LoadedModel
 from executor_service.runner.model_runner import ModelRunner
-from executor_service.steps.block_tables import BlockTables
-from executor_service.steps.executor_info import TrialStep
-from executor_service.steps.sampling_params import ParamRows, SamplingParams
-from executor_service.steps.step import NO_MOVES, BlockMoves, RowStatus, StepInput, execute_step
-from splitserve_contract.sampling_parameters import EXAMPLES_OF_LIMITS
+from executor_service.steps import (
+    NO_MOVES,
+    BlockMoves,
+    BlockTables,
+    ParamRows,
+    RowStatus,
+    SamplingParams,
+    StepInput,
+    TrialStep,
+    execute_step,
+)
+from splitserve_contract import EXAMPLES_OF_LIMITS
 
 # Tiles of queries double with the tokens of the longest row, up to 128 tokens.
 _NUM_NEW = (2, 3, 5, 9, 17, 33, 65, 129)

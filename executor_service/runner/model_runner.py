@@ -15,14 +15,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from executor_service.device.kv_cache import BlockTransfers, KVCache
-from executor_service.device.memory import is_out_of_memory, release_cached_memory
-from executor_service.device.resident_tables import SampledTokens
-from executor_service.device.streams import DeviceStreams, Timer, streams_of
-from executor_service.device.uploads import Uploads
+from executor_service.device import (
+    BlockTransfers,
+    DeviceStreams,
+    KVCache,
+    SampledTokens,
+    Timer,
+    Uploads,
+    is_out_of_memory,
+    release_cached_memory,
+    streams_of,
+)
 from executor_service.errors import OutOfMemory, StepFailed
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import PagedModel
+from executor_service.model import LoadedModel, PagedModel
 from executor_service.runner.decode_runs import DecodeRuns, PendingRun
 from executor_service.runner.forward_pass import (
     ForwardPass,
@@ -31,16 +36,15 @@ from executor_service.runner.forward_pass import (
     scores_too_much,
 )
 from executor_service.runner.pending_sampling import PendingSampling
-from executor_service.sampling.sampler import Adjust, Draw, adjust_in_torch, draw_in_torch
-from executor_service.sampling.token_counts import TokenCounts
-from executor_service.steps.drafts import run_on
-from executor_service.steps.step import (
+from executor_service.sampling import Adjust, Draw, TokenCounts, adjust_in_torch, draw_in_torch
+from executor_service.steps import (
     FinishedStep,
     Int32Array,
     PendingStep,
     StepInput,
     StepOutput,
     execute_step,
+    run_on,
 )
 
 _NO_ROWS = StepOutput(np.empty(0, np.uint8), np.empty(0, np.int32))

@@ -15,16 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import Array, HostCopy, to_device
-from executor_service.device.streams import DeviceStreams
-from executor_service.device.uploads import Uploads
-from executor_service.model.input_batch import Readout
+from executor_service.device import Array, DeviceStreams, HostCopy, Uploads, to_device
+from executor_service.model import Readout
 from executor_service.runner.forward_pass import ForwardResult
-from executor_service.sampling.sampler import Adjust, Draw, SamplingRows, sample
-from executor_service.sampling.token_counts import TokenCounts
-from executor_service.sampling.truncation import ScoredTokens, make_columns, score
-from executor_service.steps.sampling_params import TokenMasks
-from executor_service.steps.step import (
+from executor_service.sampling import (
+    Adjust,
+    Draw,
+    SamplingRows,
+    ScoredTokens,
+    TokenCounts,
+    make_columns,
+    sample,
+    score,
+)
+from executor_service.steps import (
     INVALID_LOGITS,
     BoolArray,
     Int32Array,
@@ -33,9 +37,10 @@ from executor_service.steps.step import (
     RowStatus,
     StepInput,
     StepOutput,
+    TokenMasks,
+    TokenRuns,
     UInt8Array,
 )
-from executor_service.steps.token_runs import TokenRuns
 
 
 @dataclass(slots=True)

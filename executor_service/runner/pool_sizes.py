@@ -11,32 +11,35 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from executor_service.device.kv_cache import (
+from executor_service.device import (
     CopyBlocks,
+    HostReservations,
     KVCache,
     LayerShape,
-    block_bytes,
-    copy_in_torch,
-)
-from executor_service.device.memory import (
-    HostReservations,
     PeakMeter,
     available_host_bytes,
+    block_bytes,
+    copy_in_torch,
     format_bytes,
     is_out_of_memory,
     peak_meter_of,
     release_cached_memory,
 )
 from executor_service.errors import ExecutorError, OutOfMemory, RecordingFailed, StepFailed
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import MakeModel, torch_model
-from executor_service.model.transformers_attention import unbind
+from executor_service.model import LoadedModel, MakeModel, torch_model, unbind
 from executor_service.runner.forward_pass import MAX_SCORED_TOKENS
 from executor_service.runner.model_runner import ModelRunner
-from executor_service.sampling.sampler import Adjust, Draw, adjust_in_torch, draw_in_torch
-from executor_service.steps.block_tables import BlockTables
-from executor_service.steps.sampling_params import ParamRows, SamplingParams
-from executor_service.steps.step import NO_MOVES, RowStatus, Runner, StepInput, execute_step
+from executor_service.sampling import Adjust, Draw, adjust_in_torch, draw_in_torch
+from executor_service.steps import (
+    NO_MOVES,
+    BlockTables,
+    ParamRows,
+    RowStatus,
+    Runner,
+    SamplingParams,
+    StepInput,
+    execute_step,
+)
 
 _log = logging.getLogger(__name__)
 

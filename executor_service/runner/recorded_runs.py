@@ -18,15 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import KVCache
-from executor_service.device.streams import Recorder
-from executor_service.device.uploads import Uploads
+from executor_service.device import KVCache, Recorder, Uploads
 from executor_service.errors import RecordingFailed, TrialFailed
-from executor_service.model.input_batch import PassRows, Readout
+from executor_service.model import PassRows, Readout
 from executor_service.runner.static_inputs import StaticInputs, StepShape
-from executor_service.sampling.sampler import StaticDraw
-from executor_service.steps.step import BoolArray, Int32Array, Int64Array
-from executor_service.trials.trial import Trial
+from executor_service.sampling import StaticDraw
+from executor_service.steps import BoolArray, Int32Array, Int64Array
+from executor_service.trials import Trial
 from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.paged_batch import lay_out_rows
 

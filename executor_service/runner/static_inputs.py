@@ -14,16 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import Array, KVCache
-from executor_service.device.uploads import (
+from executor_service.device import (
+    Array,
     Int32Array,
     Int64Array,
     IntegerArrays,
+    KVCache,
     Uploads,
     views,
 )
-from executor_service.model.input_batch import PassRows, PassTensors, fill_in
-from executor_service.sampling.sampler import StaticDraw
+from executor_service.model import PassRows, PassTensors, fill_in
+from executor_service.sampling import StaticDraw
 from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.paged_batch import PagedBatch
 

@@ -25,13 +25,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import KVCache
-from executor_service.device.streams import CudaGraphs, Recorder, streams_of
-from executor_service.device.uploads import Uploads
+from executor_service.device import CudaGraphs, KVCache, Recorder, Uploads, streams_of
 from executor_service.errors import RecordingFailed, TrialFailed
-from executor_service.model.input_batch import InputBatch, PassRows
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import MakeModel, PagedModel
+from executor_service.model import InputBatch, LoadedModel, MakeModel, PagedModel, PassRows
 from executor_service.runner.recorded_runs import (
     RecordedRuns,
     no_rows,
@@ -47,8 +43,8 @@ from executor_service.runner.static_inputs import (
     prompt_shapes,
     smallest,
 )
-from executor_service.sampling.sampler import StaticDraw
-from executor_service.trials.trial import Trial
+from executor_service.sampling import StaticDraw
+from executor_service.trials import Trial
 from splitserve_kernels.decoder_inputs import RunRows
 from splitserve_kernels.draw_rows import DrawRows
 

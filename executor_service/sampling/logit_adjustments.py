@@ -13,12 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import to_device
-from executor_service.device.streams import streams_of
-from executor_service.device.uploads import IntegerArrays, Uploads
+from executor_service.device import IntegerArrays, Uploads, streams_of, to_device
 from executor_service.sampling.token_counts import IN_PROMPT, CountedRows
-from executor_service.steps.sampling_params import ParamRows, TokenMasks
-from executor_service.steps.step import BoolArray, Int32Array
+from executor_service.steps import BoolArray, Int32Array, ParamRows, TokenMasks
 
 # Rows that are masked or penalised at a time; temporaries are as large as the logits of these rows.
 _ROWS_AT_A_TIME = 32

@@ -18,14 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import to_device
-from executor_service.device.streams import streams_of
-from executor_service.device.uploads import Uploads
+from executor_service.device import Uploads, streams_of, to_device
 from executor_service.sampling.logit_adjustments import adjust_logits
 from executor_service.sampling.token_counts import CountedRows, TokenCounts
 from executor_service.sampling.truncation import truncate, truncate_unseen
-from executor_service.steps.sampling_params import ParamRows, SamplingParams, TokenMasks
-from executor_service.steps.step import BoolArray, Float32Array, Int32Array, Int64Array
+from executor_service.steps import (
+    BoolArray,
+    Float32Array,
+    Int32Array,
+    Int64Array,
+    ParamRows,
+    SamplingParams,
+    TokenMasks,
+)
 from splitserve_kernels.draw_rows import FURTHER_LIMITS, DrawRows
 
 # Block size for summing the vocabulary, before a token is searched inside one block.

@@ -17,10 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import to_device
-from executor_service.device.streams import streams_of
-from executor_service.device.uploads import IntegerArrays, Uploads
-from executor_service.steps.step import Int32Array, Int64Array
+from executor_service.device import IntegerArrays, Uploads, streams_of, to_device
+from executor_service.steps import Int32Array, Int64Array
 
 # Bit of a count: the token is in the prompt. Lower bits count the occurrences in the output.
 IN_PROMPT = 1 << 30

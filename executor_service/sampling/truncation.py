@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import Array, to_device, to_host
-from executor_service.steps.sampling_params import ParamRows
-from executor_service.steps.step import BoolArray, Int32Array, LogprobColumns
+from executor_service.device import Array, to_device, to_host
+from executor_service.steps import BoolArray, Int32Array, LogprobColumns, ParamRows
 
 _NUM_CANDIDATES = (256, 4096)
 

@@ -1,1 +1,48 @@
 """gRPC service of the executor: decoding of batches, the step worker, answers. No torch."""
+
+from executor_service.service.answer_encoding import encode_answer, encode_info
+from executor_service.service.batch_decoding import decode_batch
+from executor_service.service.departure import Departures, ExecutorLives
+from executor_service.service.membership import Membership
+from executor_service.service.registration import (
+    REGISTRY_SERVICE,
+    UNREACHABLE,
+    GrpcRegistry,
+    Pacing,
+    Registrar,
+    RegistrationFailed,
+    StabilityDetector,
+    advertised_address,
+    ranked,
+)
+from executor_service.service.servicer import (
+    SERVICE,
+    ExecuteStreams,
+    ExecutorServicer,
+    ReadyExecutor,
+)
+from executor_service.service.step_worker import Encode, StepWorker
+
+__all__ = [
+    "REGISTRY_SERVICE",
+    "SERVICE",
+    "UNREACHABLE",
+    "Departures",
+    "Encode",
+    "ExecuteStreams",
+    "ExecutorLives",
+    "ExecutorServicer",
+    "GrpcRegistry",
+    "Membership",
+    "Pacing",
+    "ReadyExecutor",
+    "Registrar",
+    "RegistrationFailed",
+    "StabilityDetector",
+    "StepWorker",
+    "advertised_address",
+    "decode_batch",
+    "encode_answer",
+    "encode_info",
+    "ranked",
+]

@@ -8,23 +8,24 @@ from types import MappingProxyType
 import numpy as np
 
 from executor_service.service.batch_decoding import FLOAT32, INT32, UINT8
-from executor_service.steps.batch import (
+from executor_service.steps import (
     INTERNAL_ERROR_MESSAGE,
-    StepAnswer,
-    StepErrorReason,
-    StepStatus,
-)
-from executor_service.steps.executor_info import DefaultSampling, ExecutorInfo, Feature, TrialStep
-from executor_service.steps.step import (
+    DefaultSampling,
+    ExecutorInfo,
+    Feature,
     Float32Array,
     Int32Array,
     LogprobColumns,
     RowStatus,
+    StepAnswer,
+    StepErrorReason,
     StepOutput,
+    StepStatus,
+    TrialStep,
     UInt8Array,
 )
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_contract.version import CONTRACT_MAJOR, CONTRACT_MINOR, SAMPLING_VERSION
+from splitserve_contract import CONTRACT_MAJOR, CONTRACT_MINOR, SAMPLING_VERSION
 
 # Longest text that schedulers accept.
 _MAX_TEXT_CHARS = 1024

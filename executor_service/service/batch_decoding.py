@@ -9,19 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from executor_service.steps.batch import (
+from executor_service.steps import (
+    NO_MOVES,
     Batch,
     BatchContent,
     BatchRefused,
+    BlockMoves,
+    Grammar,
+    Int32Array,
+    Int64Array,
     NewCross,
     NewRows,
+    SamplingParams,
     StepErrorReason,
     StepIdentity,
     TableWrites,
     Work,
 )
-from executor_service.steps.sampling_params import Grammar, SamplingParams
-from executor_service.steps.step import NO_MOVES, BlockMoves, Int32Array, Int64Array
 from splitserve.executor.v1 import executor_pb2 as pb
 
 # -- Columns of the contract as views of the message's bytes ---------------------------------------

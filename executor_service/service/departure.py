@@ -15,8 +15,8 @@ from typing import Protocol
 from executor_service.service.registration import Pacing, RegistrationFailed
 from executor_service.service.servicer import ExecuteStreams
 from executor_service.service.step_worker import StepWorker
-from executor_service.steps.executor_info import ExecutorInfo
-from splitserve_contract.domain_error import DomainError
+from executor_service.steps import ExecutorInfo
+from splitserve_contract import DomainError
 
 # Share of the timeout that the scheduler may give to running requests; the rest is for moving them.
 _SHARE_OF_REQUESTS = 0.9

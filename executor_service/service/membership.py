@@ -23,9 +23,9 @@ from executor_service.service.registration import (
     StabilityDetector,
     ranked,
 )
-from executor_service.steps.executor_info import ExecutorInfo
-from splitserve_common.scheduler_discovery import Discovery
-from splitserve_rpc.peer_watch import TICK_S, Ask, PeerState, PeerWatch
+from executor_service.steps import ExecutorInfo
+from splitserve_common import Discovery
+from splitserve_rpc import TICK_S, Ask, PeerState, PeerWatch
 
 # Interval of checks for a preferred scheduler.
 _LOOK_S = 5.0

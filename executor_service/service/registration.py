@@ -24,14 +24,20 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from executor_service.service.answer_encoding import encode_info
-from executor_service.steps.executor_info import ExecutorInfo, steady_clock
-from executor_service.steps.step_executor import MAX_CLOCK_SKEW_NS
+from executor_service.steps import MAX_CLOCK_SKEW_NS, ExecutorInfo, steady_clock
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
-from splitserve_contract.version import CONTRACT_MAJOR
-from splitserve_rpc.access import NOBODY, ClusterIdentity, Role
-from splitserve_rpc.errors import duration_from_s, failure_of, transport_details
-from splitserve_rpc.peer_watch import Ask, is_answering
-from splitserve_rpc.server import channel_options
+from splitserve_contract import CONTRACT_MAJOR
+from splitserve_rpc import (
+    NOBODY,
+    Ask,
+    ClusterIdentity,
+    Role,
+    channel_options,
+    duration_from_s,
+    failure_of,
+    is_answering,
+    transport_details,
+)
 
 _PERIOD_S = 1.0
 _FIRST_RETRY_S = 0.25

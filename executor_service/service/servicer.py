@@ -15,10 +15,10 @@ import grpc.aio
 
 from executor_service.service.answer_encoding import encode_info
 from executor_service.service.step_worker import StepWorker
-from executor_service.steps.executor_info import ExecutorInfo, TokenizerFile, read_tokenizer_file
+from executor_service.steps import ExecutorInfo, TokenizerFile, read_tokenizer_file
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 
 SERVICE = "splitserve.executor.v1.ExecutorService"
 _CHUNK_BYTES = 1024 * 1024

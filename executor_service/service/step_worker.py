@@ -17,9 +17,7 @@ from queue import SimpleQueue
 
 from executor_service.service.answer_encoding import encode_answer, encode_internal_error
 from executor_service.service.batch_decoding import decode_batch
-from executor_service.steps.batch import StepAnswer
-from executor_service.steps.executor_info import ExecutorInfo
-from executor_service.steps.step_executor import RunningStep, StepExecutor
+from executor_service.steps import ExecutorInfo, RunningStep, StepAnswer, StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 
 _log = logging.getLogger(__name__)

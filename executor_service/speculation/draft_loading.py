@@ -12,29 +12,33 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from executor_service.backends.choose import LayerCompute, choose_compute, choose_layer_compute
-from executor_service.backends.compute import Compute
-from executor_service.checkpoint.folder import Checkpoint, resolve_checkpoint
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.checkpoint.tokenizer_files import read_tokenizer
-from executor_service.device.kv_cache import LayerShape
+from executor_service.backends import Compute, LayerCompute, choose_compute, choose_layer_compute
+from executor_service.checkpoint import (
+    Checkpoint,
+    ModelConfig,
+    load_model,
+    read_tokenizer,
+    resolve_checkpoint,
+)
+from executor_service.device import LayerShape
 from executor_service.errors import ModelUnsupported, one_line
-from executor_service.model.loaded_model import LayerKind, LoadedModel
-from executor_service.model.paged_model import RevealingModel
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.sampling.sampler import Draw
+from executor_service.model import LayerKind, LoadedModel, RevealingModel
+from executor_service.runner import ModelRunner
+from executor_service.sampling import Draw
 from executor_service.speculation.draft_model import DraftLimits, DraftModel, LoadedProposer
-from executor_service.speculation.eagle3.head_model import HeadModel, HeadStates, states_shape
-from executor_service.speculation.eagle3.head_weights import (
+from executor_service.speculation.eagle3 import (
     HeadConfig,
+    HeadModel,
+    HeadStates,
     HeadWeights,
     is_head,
     read_head_config,
     read_head_weights,
+    states_shape,
 )
-from executor_service.steps.executor_info import TokenizerFile, read_tokenizer_file
+from executor_service.steps import TokenizerFile, read_tokenizer_file
 from splitserve_kernels.paged_batch import AttentionOptions
-from splitserve_options.option import BUNDLED_MODEL
+from splitserve_options import BUNDLED_MODEL
 
 BUNDLED_DRAFT_DIRECTORY = Path(__file__).parents[1] / "bundled_draft"
 

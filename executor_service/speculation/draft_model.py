@@ -24,14 +24,21 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from executor_service.device.kv_cache import LayerShape
+from executor_service.device import LayerShape
 from executor_service.errors import ExecutorError
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.steps.sampling_params import ParamRows, SamplingParams
-from executor_service.steps.step import BoolArray, Int32Array, StepInput, StepOutput, part_of
-from executor_service.steps.token_runs import TokenRuns
-from splitserve_contract.sampling_parameters import DRAW_PARAMETERS
+from executor_service.model import LoadedModel
+from executor_service.runner import ModelRunner
+from executor_service.steps import (
+    BoolArray,
+    Int32Array,
+    ParamRows,
+    SamplingParams,
+    StepInput,
+    StepOutput,
+    TokenRuns,
+    part_of,
+)
+from splitserve_contract import DRAW_PARAMETERS
 
 # Numbers of owed tokens from which a row is brought up to date before guesses are asked for: after
 # a chunk of a prompt, and after single tokens, which then cost as little as a chunk.

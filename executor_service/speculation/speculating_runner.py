@@ -18,17 +18,18 @@ import numpy as np
 
 from executor_service.speculation.draft_model import Proposer, RowStates
 from executor_service.speculation.draft_totals import DraftTotals
-from executor_service.steps.drafts import run_on, verify_drafts
-from executor_service.steps.step import (
+from executor_service.steps import (
     FinishedStep,
     Int32Array,
     PendingStep,
     Runner,
     StepInput,
     StepOutput,
+    TokenRuns,
     execute_step,
+    run_on,
+    verify_drafts,
 )
-from executor_service.steps.token_runs import TokenRuns
 
 
 class SpeculatingRunner:

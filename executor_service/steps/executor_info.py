@@ -9,7 +9,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TypeAlias
 
-from splitserve_contract.sampling_parameters import GivenSamplingValues
+from splitserve_contract import GivenSamplingValues
 
 # Tokenizer file: its path, or its content if it was converted.
 TokenizerFile: TypeAlias = Path | bytes

@@ -15,8 +15,8 @@ from executor_service.steps.batch import BatchRefused, NewCross, NewRows, StepEr
 from executor_service.steps.executor_info import ExecutorInfo, Feature
 from executor_service.steps.sampling_params import Grammar, SamplingParams
 from executor_service.steps.step import BoolArray, Int32Array, Int64Array, UInt8Array
-from splitserve_contract.sampling_parameters import PARAMETERS
-from splitserve_grammars.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES
+from splitserve_contract import PARAMETERS
+from splitserve_grammars import MAX_CHOICES, MAX_GRAMMAR_BYTES
 
 _MALFORMED = StepErrorReason.MALFORMED
 _BLOCK = StepErrorReason.BLOCK_OUT_OF_RANGE

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from splitserve_contract.sampling_parameters import DRAW_PARAMETERS, SamplingValues
+from splitserve_contract import DRAW_PARAMETERS, SamplingValues
 
 _Int32s = npt.NDArray[np.int32]
 _Float32s = npt.NDArray[np.float32]

@@ -12,3 +12,51 @@
 
 `float32_trial` has the cuts of models, their tokens and the error measures of logits.
 """
+
+from executor_service.trials.attention_trial import try_backend, try_layer, try_rotary_write
+from executor_service.trials.kernel_trials import DRAW_TOLERANCE, try_adjust, try_copy, try_draw
+from executor_service.trials.layer_trial import (
+    CUT_VOCAB_SIZE,
+    FLOAT32_TOLERANCE,
+    KnownLogits,
+    TrialTokens,
+    cut_to_float32,
+    far_tokens,
+    float32_trial,
+    near_tokens,
+    relative_error,
+    whole_numbers,
+)
+from executor_service.trials.model_trial import (
+    can_be_packed,
+    rounded_matrices,
+    try_model,
+    try_replacement,
+)
+from executor_service.trials.trial import Trial, trial_failures
+
+__all__ = [
+    "CUT_VOCAB_SIZE",
+    "DRAW_TOLERANCE",
+    "FLOAT32_TOLERANCE",
+    "KnownLogits",
+    "Trial",
+    "TrialTokens",
+    "can_be_packed",
+    "cut_to_float32",
+    "far_tokens",
+    "float32_trial",
+    "near_tokens",
+    "relative_error",
+    "rounded_matrices",
+    "trial_failures",
+    "try_adjust",
+    "try_backend",
+    "try_copy",
+    "try_draw",
+    "try_layer",
+    "try_model",
+    "try_replacement",
+    "try_rotary_write",
+    "whole_numbers",
+]

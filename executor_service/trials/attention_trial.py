@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import KVCache, LayerShape
+from executor_service.device import KVCache, LayerShape
 from executor_service.errors import TrialFailed
-from executor_service.model.loaded_model import LayerKind, LoadedModel, layer_kinds
+from executor_service.model import LayerKind, LoadedModel, layer_kinds
 from executor_service.trials.trial import Trial, trial_failures
 from splitserve_kernels import reference
 from splitserve_kernels.gpu.launch import LayerPools, RotaryTables

@@ -11,23 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
-from executor_service.device.streams import streams_of
-from executor_service.device.uploads import Uploads
+from executor_service.device import CopyBlocks, Uploads, copy_in_torch, streams_of
 from executor_service.errors import TrialFailed
-from executor_service.sampling.sampler import (
+from executor_service.sampling import (
     Adjust,
     Draw,
     SamplingRows,
+    TokenCounts,
     adjust_in_torch,
     draw_in_torch,
+    truncate,
     uniform,
 )
-from executor_service.sampling.token_counts import TokenCounts
-from executor_service.sampling.truncation import truncate
-from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams, TokenMasks
+from executor_service.steps import Grammar, ParamRows, SamplingParams, TokenMasks
 from executor_service.trials.trial import Trial
-from splitserve_contract.sampling_parameters import EXAMPLES_OF_LIMITS
+from splitserve_contract import EXAMPLES_OF_LIMITS
 
 # Allowed error of a running sum of V float32 weights, as a share of all weight: if the random
 # number u is that close to the border of two tokens, either may be drawn.

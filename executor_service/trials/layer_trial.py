@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor_service.device.memory import available_host_bytes
-from executor_service.model.transformers_attention import IMPLEMENTATION_NAME, context_of, unbind
+from executor_service.device import available_host_bytes
+from executor_service.model import IMPLEMENTATION_NAME, context_of, unbind
 from executor_service.trials.trial import Trial
 
 

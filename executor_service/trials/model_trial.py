@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from executor_service.device.kv_cache import LayerShape
-from executor_service.device.memory import is_out_of_memory
+from executor_service.device import LayerShape, is_out_of_memory
 from executor_service.errors import ModelUnsupported, OutOfMemory, TrialFailed, one_line
-from executor_service.model.loaded_model import ExpectedLogits, LoadedModel, expected_windows
-from executor_service.model.transformers_attention import (
+from executor_service.model import (
     IMPLEMENTATION_NAME,
+    ExpectedLogits,
+    LoadedModel,
+    expected_windows,
     probe_attention,
     register_attention,
 )
@@ -39,7 +40,7 @@ from executor_service.trials.layer_trial import (
     typical_error,
 )
 from executor_service.trials.trial import Trial, trial_failures
-from splitserve_kernels.cpu.library import DTYPES
+from splitserve_kernels.cpu import DTYPES
 from splitserve_kernels.paged_batch import AttentionOptions
 
 _log = logging.getLogger(__name__)

@@ -1,1 +1,51 @@
 """Audit log: actions and their callers, for accountability; never the content of requests."""
+
+from scheduler_service.audit.audit import (
+    MAX_PEERS,
+    Audit,
+    AuditEvent,
+    CallerRefused,
+    ExecutorDrained,
+    ExecutorLost,
+    ExecutorRefused,
+    ExecutorRegistered,
+    ExecutorWithdrawn,
+    KeysReloaded,
+    NoAudit,
+    OperatorCalled,
+    RequestAdmitted,
+    RequestEnded,
+    RequestQuarantined,
+    RequestRefused,
+)
+from scheduler_service.audit.file_audit import (
+    AuditUnusable,
+    EventFile,
+    FileAudit,
+    event_name,
+    open_audit,
+)
+
+__all__ = [
+    "MAX_PEERS",
+    "Audit",
+    "AuditEvent",
+    "AuditUnusable",
+    "CallerRefused",
+    "EventFile",
+    "ExecutorDrained",
+    "ExecutorLost",
+    "ExecutorRefused",
+    "ExecutorRegistered",
+    "ExecutorWithdrawn",
+    "FileAudit",
+    "KeysReloaded",
+    "NoAudit",
+    "OperatorCalled",
+    "RequestAdmitted",
+    "RequestEnded",
+    "RequestQuarantined",
+    "RequestRefused",
+    "event_name",
+    "open_audit",
+]

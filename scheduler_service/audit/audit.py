@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
-from splitserve_common.addresses import peer_host
+from splitserve_common import peer_host
 
 
 class Audit(Protocol):

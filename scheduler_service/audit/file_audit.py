@@ -27,7 +27,7 @@ from scheduler_service.audit.audit import (
     RefusedPeers,
     RequestRefused,
 )
-from splitserve_common.files import open_private
+from splitserve_common import open_private
 
 # Most queued events: some seconds of a busy scheduler.
 MAX_QUEUED = 16_384

@@ -10,10 +10,10 @@ from pathlib import Path
 from scheduler_service.callers.caller import Caller, TenantLimits
 from scheduler_service.callers.quotas import UsageBucket
 from scheduler_service.callers.tenants_file import NO_TENANTS, Tenants
-from splitserve_common.files import FilesUnusable, WatchedFiles
-from splitserve_contract.domain_error import DomainError
-from splitserve_keys.key_file import PREFIX, ApiKey, KeyFileUnusable, Keys, read_keys
-from splitserve_rpc.access import is_credential
+from splitserve_common import FilesUnusable, WatchedFiles
+from splitserve_contract import DomainError
+from splitserve_keys import PREFIX, ApiKey, KeyFileUnusable, Keys, read_keys
+from splitserve_rpc import is_credential
 
 
 class Authenticator:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler.values.request import Request
-from splitserve_keys.key_file import Scope as Scope
+from scheduler_service.scheduler.values import Request
+from splitserve_keys import Scope as Scope
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from scheduler_service.audit.audit import Audit, KeysReloaded
+from scheduler_service.audit import Audit, KeysReloaded
 from scheduler_service.callers.authenticator import Authenticator, read_key_file
 from scheduler_service.callers.caller import AllowAllCallers, Caller, Callers
 from scheduler_service.callers.issuer_keys import (
@@ -21,8 +21,8 @@ from scheduler_service.callers.issuer_keys import (
 )
 from scheduler_service.callers.tenants_file import Tenants, read_tenants
 from scheduler_service.config import CallersConfig, TokensConfig
-from splitserve_common.files import FilesUnusable, WatchedFiles
-from splitserve_keys.key_file import Keys
+from splitserve_common import FilesUnusable, WatchedFiles
+from splitserve_keys import Keys
 
 if TYPE_CHECKING:
     from scheduler_service.callers.tokens import TokenKeys

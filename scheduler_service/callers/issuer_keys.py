@@ -18,7 +18,7 @@ from functools import partial
 from typing import IO, Any, Generic, Protocol, TypeVar, cast
 
 from scheduler_service.config import SAFE_URLS, is_safe_url
-from splitserve_common.text import parse_json
+from splitserve_common import parse_json
 
 _MAX_BYTES = 2**20
 _TIMEOUT_S = 5.0

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 
 from scheduler_service.callers.caller import FREE, RequestCost, TenantLimits
-from scheduler_service.scheduler.values.request import Request
-from splitserve_contract.domain_error import DomainError
+from scheduler_service.scheduler.values import Request
+from splitserve_contract import DomainError
 
 _CONCURRENCY_RETRY_S = 1.0
 # With fewer tenants, unused accounts are not looked for.

@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 from scheduler_service.callers.caller import NO_LIMITS, TenantLimits
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values import Request
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_common.files import FilesUnusable, read_bytes
-from splitserve_contract.domain_error import DomainError
-from splitserve_keys.key_file import TENANT_NAMES, is_tenant_name
+from splitserve_common import FilesUnusable, read_bytes
+from splitserve_contract import DomainError
+from splitserve_keys import TENANT_NAMES, is_tenant_name
 
 _MAX_FILE_BYTES = 16 * 2**20
 _MAX_PRIORITY = 100

@@ -22,10 +22,9 @@ from joserfc.jwt import JWTClaimsRegistry
 from scheduler_service.callers.authenticator import InvalidTokenLimit, expired, no_tenant, not_valid
 from scheduler_service.callers.caller import Caller, Scope
 from scheduler_service.callers.issuer_keys import Refreshed
-from splitserve_common.files import FilesUnusable, read_bytes
-from splitserve_common.text import parse_json
-from splitserve_contract.domain_error import DomainError
-from splitserve_keys.key_file import is_tenant_name
+from splitserve_common import FilesUnusable, parse_json, read_bytes
+from splitserve_contract import DomainError
+from splitserve_keys import is_tenant_name
 
 # Asymmetric algorithms only: with a symmetric key, every verifier could also sign.
 ALGORITHMS = (

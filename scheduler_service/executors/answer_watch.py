@@ -13,7 +13,7 @@ from enum import Enum
 
 import numpy as np
 
-from scheduler_service.scheduler.values.plan import StepPlan
+from scheduler_service.scheduler.values import StepPlan
 
 _S = 1_000_000_000
 

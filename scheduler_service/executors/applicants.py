@@ -16,7 +16,7 @@ from scheduler_service.executors.executor_link import ExecutorLost, Link
 from scheduler_service.executors.executor_session import ExecutorSession, Life
 from scheduler_service.executors.handshake import check_same
 from splitserve.executor.v1 import executor_pb2 as executor
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 
 # Timeout of GetInfo at the address of an applicant; executors wait 5 s for Register.
 VERIFY_TIMEOUT_S = 3.0

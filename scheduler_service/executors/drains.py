@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from splitserve.executor.v1 import executor_pb2 as executor
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 
 MAX_TIMEOUT_S = 3600.0
 # Limit of remembered lives, of each kind.

@@ -15,15 +15,22 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from scheduler_service.scheduler.executor_losses import LossCause
+from scheduler_service.scheduler import LossCause
 from scheduler_service.step_codec import EncodedBatch
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_common.text import check_file_name, printable
-from splitserve_rpc.access import NOBODY, ClusterIdentity, Role
-from splitserve_rpc.errors import failure_of
-from splitserve_rpc.peer_watch import SILENT_AFTER_S, PeerState, PeerWatch, is_answer
-from splitserve_rpc.server import channel_options
+from splitserve_common import check_file_name, printable
+from splitserve_rpc import (
+    NOBODY,
+    SILENT_AFTER_S,
+    ClusterIdentity,
+    PeerState,
+    PeerWatch,
+    Role,
+    channel_options,
+    failure_of,
+    is_answer,
+)
 
 _RETRY_PAUSE_S = 0.1
 _MAX_FRUITLESS_CALLS = 10

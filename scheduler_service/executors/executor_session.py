@@ -22,8 +22,7 @@ from scheduler_service.executors.answer_watch import (
 )
 from scheduler_service.executors.executor_link import ExecutorLost, ExecutorSilent, Link
 from scheduler_service.scheduler import events
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepOutcome, StepPlan, StepStatus
+from scheduler_service.scheduler.values import SchedulerConfig, StepOutcome, StepPlan, StepStatus
 from scheduler_service.step_codec import (
     EncodedBatch,
     ReceivedResult,

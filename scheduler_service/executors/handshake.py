@@ -15,12 +15,11 @@ from typing import Any
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.executors.answer_watch import MeasuredStep, StepSize
-from scheduler_service.scheduler.values.config import Feature, SchedulerConfig
+from scheduler_service.scheduler.values import Feature, SchedulerConfig
 from scheduler_service.step_codec import decode_features
 from splitserve.executor.v1 import executor_pb2 as executor
-from splitserve_common.addresses import is_reachable_address
-from splitserve_contract.domain_error import DomainError
-from splitserve_contract.version import CONTRACT_MAJOR, SAMPLING_VERSION
+from splitserve_common import is_reachable_address
+from splitserve_contract import CONTRACT_MAJOR, SAMPLING_VERSION, DomainError
 
 # Shares of a step in the largest message. A token travels as input, as history and, with blocks of
 # one token, as block id. A row has a dozen columns. The rest, or half of the message, is for lists

@@ -28,12 +28,10 @@ from scheduler_service.executors.handshake import (
     epoch_for,
     measured_step,
 )
-from scheduler_service.scheduler import events
-from scheduler_service.scheduler.effects import ExecutorGone
-from scheduler_service.scheduler.executor_losses import LossCause
+from scheduler_service.scheduler import ExecutorGone, LossCause, events
 from splitserve.executor.v1 import executor_pb2 as executor
-from splitserve_contract.domain_error import DomainError
-from splitserve_rpc.peer_watch import TICK_S, PeerState
+from splitserve_contract import DomainError
+from splitserve_rpc import TICK_S, PeerState
 
 _SHOWN_CHARS = 200
 # A live executor shows a sign of life within two seconds, because it is asked.

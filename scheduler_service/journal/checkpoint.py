@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 import scheduler_service.scheduler
-from scheduler_service.scheduler.engine.row_columns import RowColumns
+from scheduler_service.scheduler.engine import RowColumns
 
 # Package with the classes of a scheduler.
 _PURE = scheduler_service.scheduler

@@ -18,14 +18,18 @@ from scheduler_service.journal.request_codec import (
     encode_fields,
     encode_request,
 )
-from scheduler_service.scheduler import effects, events
-from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, StepStatus
-from scheduler_service.scheduler.values.request import Int32Array, Request
+from scheduler_service.scheduler import LossCause, effects, events
+from scheduler_service.scheduler.values import (
+    Int32Array,
+    Request,
+    StepEvents,
+    StepOutcome,
+    StepStatus,
+)
 from scheduler_service.step_codec import ReceivedResult, ResultUnusable, decode_result
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as journal
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 
 # Events whose messages have fields of the same names, and the converters of their values.
 _PLAIN_EVENTS: Mapping[type[Any], tuple[str, Converters]] = MappingProxyType(

@@ -16,12 +16,8 @@ from scheduler_service.journal.checkpoint import dump_state, scheduler_structure
 from scheduler_service.journal.event_codec import describe_error, encode_effect, encode_event
 from scheduler_service.journal.request_codec import encode_fields
 from scheduler_service.journal.segment_file import FRAME_BYTES, SegmentFile
-from scheduler_service.scheduler import effects
-from scheduler_service.scheduler.effects import Effect, EngineFailed, SendStep
-from scheduler_service.scheduler.events import Event
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.config import FleetConfig
-from scheduler_service.scheduler.values.plan import StepPlan
+from scheduler_service.scheduler import Effect, EngineFailed, Event, Scheduler, SendStep, effects
+from scheduler_service.scheduler.values import FleetConfig, StepPlan
 from scheduler_service.step_codec import EncodedBatch, ReceivedResult, encode_plan
 from splitserve.scheduler.v1 import journal_pb2 as journal
 

@@ -17,9 +17,7 @@ from scheduler_service.journal.event_codec import decode_event
 from scheduler_service.journal.journal import JOURNAL_VERSION, Entries
 from scheduler_service.journal.request_codec import decode_fleet_config
 from scheduler_service.journal.segment_file import JournalUnreadable, SegmentReader
-from scheduler_service.scheduler.effects import Effect
-from scheduler_service.scheduler.events import Event
-from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler import Effect, Event, Scheduler
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as journal
 

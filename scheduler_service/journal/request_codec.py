@@ -16,29 +16,27 @@ import numpy as np
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
-from scheduler_service.scheduler.values.beam_search import BeamSearch, BeamState, SearchState
-from scheduler_service.scheduler.values.config import (
+from scheduler_service.scheduler.values import (
     BatchPolicyName,
+    BeamParams,
+    BeamSearch,
+    BeamState,
+    EarlyStopping,
     Feature,
-    FleetConfig,
-    PreemptionMode,
-    SchedulerConfig,
-    Speculation,
-)
-from scheduler_service.scheduler.values.request import (
     FinishReason,
+    FleetConfig,
+    Grammar,
     Int32Array,
+    PreemptionMode,
     Request,
+    SamplingParams,
+    SchedulerConfig,
     SchedulingParams,
     ScoredToken,
+    SearchState,
     Sequence,
     SequenceStatus,
-)
-from scheduler_service.scheduler.values.sampling_params import (
-    BeamParams,
-    EarlyStopping,
-    Grammar,
-    SamplingParams,
+    Speculation,
 )
 from scheduler_service.step_codec import decode_grammar, encode_grammar
 from splitserve.scheduler.v1 import journal_pb2 as journal

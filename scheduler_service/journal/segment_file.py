@@ -19,7 +19,7 @@ from zlib import crc32
 from google.protobuf.message import DecodeError
 
 from splitserve.scheduler.v1 import journal_pb2 as journal
-from splitserve_common.files import make_private, open_private
+from splitserve_common import make_private, open_private
 
 _BUFFER_BYTES = 256 * 1024
 _CHECKED = struct.Struct("<II")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scheduler_service.scheduler.engine.planning.arrival_checks import check_request, fits
+from scheduler_service.scheduler.engine.planning import check_request, fits
 from scheduler_service.scheduler.executor_state import ExecutorState
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values import Request, SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.values.admission import Assignment
-from scheduler_service.scheduler.values.plan import StepEvents, StepPlan
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values import Assignment, Request, StepEvents, StepPlan
 
 
 class MoveReason(Enum):

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepOutcome
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values import Request, SchedulerConfig, StepOutcome
 
 
 @dataclass(frozen=True, slots=True)

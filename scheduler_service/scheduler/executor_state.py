@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.engine.outcomes.losses import is_lost_too_often
-from scheduler_service.scheduler.values.admission import AdmissionBlocker
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepEvents
-from scheduler_service.scheduler.values.request import FinishReason, Request
+from scheduler_service.scheduler.engine import Engine
+from scheduler_service.scheduler.engine.outcomes import is_lost_too_often
+from scheduler_service.scheduler.values import (
+    AdmissionBlocker,
+    FinishReason,
+    Request,
+    SchedulerConfig,
+    StepEvents,
+)
 
 Life: TypeAlias = tuple[str, int]
 

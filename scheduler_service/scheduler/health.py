@@ -16,12 +16,17 @@ import numpy as np
 
 from scheduler_service.scheduler.circuit_breaker import MAX_EXECUTORS_PER_REQUEST, CircuitBreakers
 from scheduler_service.scheduler.effects import HealthChange
-from scheduler_service.scheduler.engine.outcomes.losses import is_lost_too_often
+from scheduler_service.scheduler.engine.outcomes import is_lost_too_often
 from scheduler_service.scheduler.executor_state import ExecutorState, Life
-from scheduler_service.scheduler.values.config import Feature
-from scheduler_service.scheduler.values.plan import RowStatus, StepOutcome, StepStatus
-from scheduler_service.scheduler.values.request import Request, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.scheduler.values import (
+    Feature,
+    Request,
+    RowStatus,
+    SamplingParams,
+    SchedulingParams,
+    StepOutcome,
+    StepStatus,
+)
 
 # Prefix of probe ids; no client can use such a request id.
 _PROBE = "\0probe"

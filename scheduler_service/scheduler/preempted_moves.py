@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Container
 
 from scheduler_service.scheduler.executor_state import ExecutorState
-from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
-from scheduler_service.scheduler.routing.routing import Routing
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.queue import WaitingQueue
+from scheduler_service.scheduler.routing import Routing
+from scheduler_service.scheduler.values import Request
 
 # Least time in ns for which a preempted request waits for its own executor before it may move.
 _LEAST_PATIENCE_NS = 10_000_000

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from scheduler_service.scheduler.engine.engine import Engine
+from scheduler_service.scheduler.engine import Engine
 from scheduler_service.scheduler.executor_losses import FleetLosses, Loss, LossCause, RequestLosses
-from scheduler_service.scheduler.queue.key_order import expires
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.queue import expires
+from scheduler_service.scheduler.values import Request
 
 QUARANTINE_REASON = "EXECUTOR_LOST_REPEATEDLY"
 

@@ -32,11 +32,8 @@ from scheduler_service.scheduler.effects import (
     SendStep,
     WakeAt,
 )
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.engine.planning.arrival_checks import (
-    fits,
-    prepare_request,
-)
+from scheduler_service.scheduler.engine import Engine
+from scheduler_service.scheduler.engine.planning import fits, prepare_request
 from scheduler_service.scheduler.events import (
     Event,
     ExecutorConnected,
@@ -74,20 +71,22 @@ from scheduler_service.scheduler.quarantine import (
     QuarantineDecision,
     end_overdue,
 )
-from scheduler_service.scheduler.queue.queue_policy import make_queue_policy
-from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
-from scheduler_service.scheduler.routing.router import PrefixRouter, Router
-from scheduler_service.scheduler.routing.routing import Routing, RoutingBlocker
-from scheduler_service.scheduler.values.admission import AdmissionBlocker, AssignedFor, Assignment
-from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConfig
-from scheduler_service.scheduler.values.plan import (
+from scheduler_service.scheduler.queue import WaitingQueue, make_queue_policy
+from scheduler_service.scheduler.routing import PrefixRouter, Router, Routing, RoutingBlocker
+from scheduler_service.scheduler.values import (
+    AdmissionBlocker,
+    AssignedFor,
+    Assignment,
     ContractBroken,
+    FleetConfig,
+    Request,
+    RequestStatus,
+    SchedulerConfig,
     StepEvents,
     StepOutcome,
     StepStatus,
 )
-from scheduler_service.scheduler.values.request import Request, RequestStatus
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 
 # Added to wake times: a deadline is past only once the clock is beyond it.
 _PAST_NS = 1_000_000

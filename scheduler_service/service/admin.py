@@ -8,17 +8,15 @@ import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from scheduler_service.audit.audit import Audit, NoAudit, OperatorCalled
+from scheduler_service.audit import Audit, NoAudit, OperatorCalled
 from scheduler_service.driver import Driver
-from scheduler_service.executors.drains import MAX_TIMEOUT_S
-from scheduler_service.journal.journal import software_version
+from scheduler_service.executors import MAX_TIMEOUT_S
+from scheduler_service.journal import software_version
 from scheduler_service.service.caller_checks import CallerNames
-from scheduler_service.watching.explanation import explain, explain_queue
-from scheduler_service.watching.life_recorder import LifeRecorder
+from scheduler_service.watching import LifeRecorder, explain, explain_queue
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
-from splitserve_contract.domain_error import DomainError
-from splitserve_contract.version import CONTRACT_MAJOR, CONTRACT_MINOR
+from splitserve_contract import CONTRACT_MAJOR, CONTRACT_MINOR, DomainError
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import grpc.aio
 
-from scheduler_service.callers.caller import Caller, Callers, Scope
-from scheduler_service.callers.tenants_file import check_model, may_use_model
+from scheduler_service.callers import Caller, Callers, Scope, check_model, may_use_model
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_common.addresses import peer_host
-from splitserve_contract.domain_error import DomainError
-from splitserve_rpc.access import ScopesOf, bearer_credential, check_scopes, roles_of
+from splitserve_common import peer_host
+from splitserve_contract import DomainError
+from splitserve_rpc import ScopesOf, bearer_credential, check_scopes, roles_of
 
 
 class CallerChecks:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 
-from scheduler_service.callers.caller import Admission, Caller, Callers, Scope, TenantLimits
-from scheduler_service.callers.quotas import Quotas
-from scheduler_service.callers.tenants_file import check_model, check_prompt, check_request
+from scheduler_service.callers import (
+    Admission,
+    Caller,
+    Callers,
+    Quotas,
+    Scope,
+    TenantLimits,
+    check_model,
+    check_prompt,
+    check_request,
+)
 from scheduler_service.driver import Driver
 from scheduler_service.request_limits import RequestName, check_lengths
-from scheduler_service.scheduler.engine.planning.arrival_checks import max_len_of
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.streams.client_codec import (
+from scheduler_service.scheduler.engine.planning import max_len_of
+from scheduler_service.scheduler.values import Request, SchedulerConfig
+from scheduler_service.streams import (
     SamplingDecoder,
     check_names,
     decode_resumed,
@@ -21,7 +28,7 @@ from scheduler_service.streams.client_codec import (
     decode_token_ids,
 )
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 
 MAX_REQUEST_ID_CHARS = 128
 

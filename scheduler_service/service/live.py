@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import grpc.aio
 
-from scheduler_service.audit.audit import Audit, NoAudit, OperatorCalled
+from scheduler_service.audit import Audit, NoAudit, OperatorCalled
 from scheduler_service.driver import Driver
 from scheduler_service.service.caller_checks import CallerNames
-from scheduler_service.watching.live_view import MAX_SNAPSHOTS_PER_SECOND, LiveView
+from scheduler_service.watching import MAX_SNAPSHOTS_PER_SECOND, LiveView
 from splitserve.scheduler.v1 import live_pb2, live_pb2_grpc
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 
 _NS_PER_S = 1_000_000_000
 # Added to each pause: a sleep may end a little early, before the next snapshot has begun.

@@ -7,17 +7,23 @@ from collections.abc import Callable
 
 from prometheus_client import GCCollector, ProcessCollector
 
-from scheduler_service.audit.audit import Audit
+from scheduler_service.audit import Audit
 from scheduler_service.driver import Driver
-from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.scheduler import ExecutorState
+from scheduler_service.scheduler.engine import Engine
+from scheduler_service.scheduler.engine.blocks import BlockPool
 from scheduler_service.service.readiness import Readiness
-from scheduler_service.watching.metrics import CountedAudit, RequestWatch
-from splitserve_metrics.instruments import Instruments, LiveFamily, Page, counted_refusals
-from splitserve_metrics.listener import MetricsAddress, MetricsListener
-from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
-from splitserve_rpc.interceptors import OnRefusal
+from scheduler_service.watching import CountedAudit, RequestWatch
+from splitserve_metrics import (
+    SCHEDULER_METRICS,
+    Instruments,
+    LiveFamily,
+    MetricsAddress,
+    MetricsListener,
+    Page,
+    counted_refusals,
+)
+from splitserve_rpc import OnRefusal
 
 _STATES = ("serving", "late", "draining", "disconnected", "withdrawn", "failing")
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from weakref import WeakValueDictionary
 
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 
 # Of one tenant. A gateway needs one Session for all of its requests.
 MAX_OPEN_STREAMS = 1024

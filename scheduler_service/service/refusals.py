@@ -9,15 +9,15 @@ from weakref import WeakValueDictionary
 
 import grpc.aio
 
-from scheduler_service.audit.audit import Audit, CallerRefused, NoAudit
-from scheduler_service.callers.caller import Caller
+from scheduler_service.audit import Audit, CallerRefused, NoAudit
+from scheduler_service.callers import Caller
 from scheduler_service.driver import Driver
 from scheduler_service.request_limits import RequestName
 from scheduler_service.service.caller_checks import CallerNames
-from scheduler_service.watching.transition import RequestRefused
+from scheduler_service.watching import RequestRefused
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_contract.domain_error import DomainError
-from splitserve_rpc.interceptors import OnRefusal
+from splitserve_contract import DomainError
+from splitserve_rpc import OnRefusal
 
 # -- Backoff for Sessions whose requests are refused -----------------------------------------------
 #

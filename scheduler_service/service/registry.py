@@ -13,16 +13,15 @@ from urllib.parse import unquote
 
 import grpc.aio
 
-from scheduler_service.audit.audit import Audit, ExecutorRefused, NoAudit
+from scheduler_service.audit import Audit, ExecutorRefused, NoAudit
 from scheduler_service.driver import Driver
-from scheduler_service.executors.handshake import check_address, check_executor_info
+from scheduler_service.executors import check_address, check_executor_info
 from scheduler_service.service.admin import read_timeout_s
 from scheduler_service.service.open_calls import PerOwnerLimit
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
-from splitserve_common.addresses import AddressRules, IpAddress, peer_host, read_ip
-from splitserve_contract.domain_error import DomainError
-from splitserve_contract.version import CONTRACT_MAJOR, CONTRACT_MINOR
+from splitserve_common import AddressRules, IpAddress, peer_host, read_ip
+from splitserve_contract import CONTRACT_MAJOR, CONTRACT_MINOR, DomainError
 
 # Pending registrations from one host; `executors/applicants` limits those of all hosts.
 MAX_PENDING_OF_A_HOST = 4

@@ -13,22 +13,28 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from scheduler_service.audit.audit import Audit
-from scheduler_service.callers.caller import Admission, AllowAllCallers, Callers, Scope
+from scheduler_service.audit import Audit
+from scheduler_service.callers import Admission, AllowAllCallers, Callers, Scope
 from scheduler_service.driver import Driver
-from scheduler_service.scheduler.executor_state import FAULT_MESSAGE, FAULT_REASON
+from scheduler_service.scheduler import FAULT_MESSAGE, FAULT_REASON
 from scheduler_service.service.caller_checks import CallerChecks, CallerNames
 from scheduler_service.service.intake import AcceptedRequest, Intake
 from scheduler_service.service.open_calls import OpenCalls
 from scheduler_service.service.readiness import Readiness
 from scheduler_service.service.refusals import RefusalPause, RefusalPauses, RequestLog, Sleep
-from scheduler_service.streams.client_codec import encode_default_sampling, encode_rejection
-from scheduler_service.streams.sinks import GenerateStream, RequestSink, SessionStream, client_key
+from scheduler_service.streams import (
+    GenerateStream,
+    RequestSink,
+    SessionStream,
+    client_key,
+    encode_default_sampling,
+    encode_rejection,
+)
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
-from splitserve_common.process_log import LogContext, log_context
-from splitserve_contract.domain_error import DomainError
+from splitserve_common import LogContext, log_context
+from splitserve_contract import DomainError
 
 if TYPE_CHECKING:
     from scheduler_service.watching.request_traces import RequestTraces

@@ -8,20 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_service.scheduler.values.plan import TokenEvent
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.values import (
+    BeamParams,
     Completion,
+    EarlyStopping,
     FinishReason,
     Int32Array,
     Request,
+    SamplingParams,
     SchedulingParams,
     ScoredToken,
     Sequence,
-)
-from scheduler_service.scheduler.values.sampling_params import (
-    BeamParams,
-    EarlyStopping,
-    SamplingParams,
+    TokenEvent,
     check_bad_words,
     check_num_texts,
     check_sizes,
@@ -29,9 +27,8 @@ from scheduler_service.scheduler.values.sampling_params import (
 from scheduler_service.step_codec import decode_grammar
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_contract.domain_error import DomainError
-from splitserve_contract.sampling_parameters import RECOMMENDED_PARAMETERS
-from splitserve_rpc.errors import MAX_NAMED, duration_from_s
+from splitserve_contract import RECOMMENDED_PARAMETERS, DomainError
+from splitserve_rpc import MAX_NAMED, duration_from_s
 
 _FINISH_REASONS: Mapping[FinishReason, api.FinishReason] = MappingProxyType(
     {

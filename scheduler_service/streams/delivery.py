@@ -7,11 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from scheduler_service.scheduler.values.plan import StepEvents
-from scheduler_service.scheduler.values.request import Int32Array, Request
+from scheduler_service.scheduler.values import Int32Array, Request, StepEvents
 from scheduler_service.streams.outbox import Outbox, UnreadLimits
 from scheduler_service.streams.sinks import Sink, Stream, split_keys
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 
 
 class Delivery:

@@ -7,7 +7,7 @@ from collections import deque
 
 from google.protobuf.message import Message
 
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 
 # Memory of a queued message beside its bytes.
 _ENTRY_BYTES = 64

@@ -7,13 +7,13 @@ from typing import Protocol
 import numpy as np
 
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler.values.plan import TokenEvent
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.values import (
     Int32Array,
     Int64Array,
     Request,
     ScoredToken,
     Sequence,
+    TokenEvent,
 )
 from scheduler_service.streams.client_codec import (
     encode_completion,

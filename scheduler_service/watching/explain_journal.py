@@ -11,13 +11,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler_service.callers.caller import Admission
-from scheduler_service.journal.journal_replay import replay
-from scheduler_service.journal.segment_file import JournalUnreadable
+from scheduler_service.callers import Admission
+from scheduler_service.journal import JournalUnreadable, replay
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler.effects import Effect
-from scheduler_service.scheduler.events import Event, RequestSubmitted
-from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler import Effect, Event, RequestSubmitted, Scheduler
 from scheduler_service.watching.explanation import explain
 from scheduler_service.watching.life_recorder import LifeRecorder
 from scheduler_service.watching.transition import Submission, Transition

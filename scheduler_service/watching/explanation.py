@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values import Request
 from scheduler_service.watching.life import Life, PhaseSpan
 from scheduler_service.watching.life_recorder import Head, LifeRecorder
 from splitserve.scheduler.v1 import admin_pb2

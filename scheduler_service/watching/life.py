@@ -15,14 +15,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduler_service.scheduler.values.plan import (
+from scheduler_service.scheduler.values import (
+    BoolArray,
+    Int32Array,
+    Int64Array,
     NewRow,
     RowWork,
     StepOutcome,
     StepPlan,
     StepStatus,
 )
-from scheduler_service.scheduler.values.request import BoolArray, Int32Array, Int64Array
 
 NO_NUMBERS: Mapping[str, int] = MappingProxyType({})
 

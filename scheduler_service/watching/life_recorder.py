@@ -10,35 +10,36 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias, assert_never
 
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler.effects import (
+from scheduler_service.scheduler import (
     AcquittalReason,
     DeliverTokens,
     Effect,
     ExecutorGone,
     ExecutorServes,
+    LossCause,
     MoveReason,
     RequestAcquitted,
     RequestAssigned,
     RequestFinished,
+    RequestLocation,
     RequestMoved,
     RequestQuarantined,
+    RequestSubmitted,
     SendStep,
 )
-from scheduler_service.scheduler.events import RequestSubmitted
-from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.scheduler import RequestLocation
-from scheduler_service.scheduler.values.admission import AssignedFor, Assignment
-from scheduler_service.scheduler.values.config import PreemptionMode
-from scheduler_service.scheduler.values.plan import (
+from scheduler_service.scheduler.values import (
+    AssignedFor,
+    Assignment,
     KvLost,
     Note,
     Preempted,
+    PreemptionMode,
+    Request,
     StartedRequest,
     StepOutcome,
     StepPlan,
     SwappedIn,
 )
-from scheduler_service.scheduler.values.request import Request
 from scheduler_service.watching.life import (
     NO_NUMBERS,
     Life,

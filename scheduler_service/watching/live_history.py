@@ -10,10 +10,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from scheduler_service.scheduler.effects import DeliverTokens, RequestFinished, SendStep
-from scheduler_service.scheduler.events import RequestSubmitted
-from scheduler_service.scheduler.values.plan import StepEvents, StepPlan
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler import DeliverTokens, RequestFinished, RequestSubmitted, SendStep
+from scheduler_service.scheduler.values import Request, StepEvents, StepPlan
 from scheduler_service.watching.transition import Transition
 from splitserve.scheduler.v1 import live_pb2 as live
 

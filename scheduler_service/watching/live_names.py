@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values import Request
 from scheduler_service.watching.transition import Submission
 from splitserve.scheduler.v1 import live_pb2 as live
 

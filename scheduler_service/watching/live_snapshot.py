@@ -15,17 +15,17 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_service.scheduler.effects import ExecutorGone, SendStep
-from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.engine.placement import Placement
-from scheduler_service.scheduler.engine.row_columns import RELEASED
-from scheduler_service.scheduler.executor_state import ExecutorState
-from scheduler_service.scheduler.routing.routing import RoutingBlocker
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.admission import AdmissionBlocker
-from scheduler_service.scheduler.values.config import Feature
-from scheduler_service.scheduler.values.request import Int64Array, Request, RequestStatus
+from scheduler_service.scheduler import ExecutorGone, ExecutorState, Scheduler, SendStep
+from scheduler_service.scheduler.engine import RELEASED, Engine, Placement
+from scheduler_service.scheduler.engine.blocks import BlockPool
+from scheduler_service.scheduler.routing import RoutingBlocker
+from scheduler_service.scheduler.values import (
+    AdmissionBlocker,
+    Feature,
+    Int64Array,
+    Request,
+    RequestStatus,
+)
 from scheduler_service.watching.live_history import History
 from scheduler_service.watching.live_names import Names, NamesMark
 from scheduler_service.watching.live_steps import LoggedStep, RowOwners, StepLog

@@ -10,16 +10,19 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_service.scheduler.engine.row_columns import NO_STAY, RowColumns
-from scheduler_service.scheduler.values.plan import (
+from scheduler_service.scheduler.engine import NO_STAY, RowColumns
+from scheduler_service.scheduler.values import (
     BlockMoves,
+    Int32Array,
+    Int64Array,
     NewRow,
+    Request,
     RowWork,
+    Sequence,
     StepOutcome,
     StepPlan,
     StepStatus,
 )
-from scheduler_service.scheduler.values.request import Int32Array, Int64Array, Request, Sequence
 from scheduler_service.watching.live_names import Names
 from splitserve.scheduler.v1 import live_pb2 as live
 

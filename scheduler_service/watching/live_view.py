@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
-from scheduler_service.scheduler.scheduler import Scheduler
+from scheduler_service.scheduler import Scheduler
 from scheduler_service.watching.live_history import History
 from scheduler_service.watching.live_names import Names
 from scheduler_service.watching.live_snapshot import LiveSnapshot, WatchedState
 from scheduler_service.watching.transition import Submission, Transition
 from splitserve.scheduler.v1 import live_pb2 as live
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 
 MAX_WATCHERS = 8
 # Limit for all watchers together.

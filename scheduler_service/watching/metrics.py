@@ -11,7 +11,7 @@ import numpy.typing as npt
 from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 
-from scheduler_service.audit.audit import (
+from scheduler_service.audit import (
     Audit,
     AuditEvent,
     CallerRefused,
@@ -25,25 +25,26 @@ from scheduler_service.audit.audit import (
     RequestQuarantined,
     RequestRefused,
 )
-from scheduler_service.scheduler.effects import (
+from scheduler_service.scheduler import (
     DeliverTokens,
     ExecutorGone,
+    LossCause,
     RequestFinished,
+    RequestSubmitted,
     SendStep,
 )
-from scheduler_service.scheduler.events import RequestSubmitted
-from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.values.plan import (
+from scheduler_service.scheduler.values import (
+    FinishReason,
+    Request,
     StepEvents,
     StepOutcome,
     StepPlan,
     StepStatus,
     TokenEvent,
 )
-from scheduler_service.scheduler.values.request import FinishReason, Request
 from scheduler_service.watching.transition import Transition
-from splitserve_metrics.instruments import BulkHistogram, BulkValues, Instruments
-from splitserve_rpc.errors import CODE_OF_REASON
+from splitserve_metrics import BulkHistogram, BulkValues, Instruments
+from splitserve_rpc import CODE_OF_REASON
 
 
 @dataclass(slots=True, eq=False)

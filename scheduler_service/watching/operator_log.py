@@ -6,17 +6,14 @@ import logging
 from dataclasses import dataclass
 from typing import assert_never
 
+from scheduler_service.audit import Audit
 from scheduler_service.audit import audit as audit_events
-from scheduler_service.audit.audit import Audit
-from scheduler_service.callers.quotas import num_computed_outputs
-from scheduler_service.journal.journal import Journal
-from scheduler_service.scheduler import effects
-from scheduler_service.scheduler.effects import HealthChange
-from scheduler_service.scheduler.events import RequestSubmitted
-from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.callers import num_computed_outputs
+from scheduler_service.journal import Journal
+from scheduler_service.scheduler import HealthChange, LossCause, RequestSubmitted, effects
+from scheduler_service.scheduler.values import Request
 from scheduler_service.watching.transition import RequestRefused, Submission, Transition, end_of
-from splitserve_common.process_log import LogContext, logging_about
+from splitserve_common import LogContext, logging_about
 
 _log = logging.getLogger(__name__)
 

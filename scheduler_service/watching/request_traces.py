@@ -11,11 +11,12 @@ import grpc.aio
 import numpy as np
 from opentelemetry.trace import Span
 
-from scheduler_service.callers.quotas import num_computed_outputs
-from scheduler_service.scheduler.effects import (
+from scheduler_service.callers import num_computed_outputs
+from scheduler_service.scheduler import (
     DeliverTokens,
     Effect,
     ExecutorGone,
+    LossCause,
     RequestAcquitted,
     RequestAssigned,
     RequestFinished,
@@ -23,13 +24,14 @@ from scheduler_service.scheduler.effects import (
     RequestQuarantined,
     SendStep,
 )
-from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.values.admission import Assignment
-from scheduler_service.scheduler.values.plan import (
+from scheduler_service.scheduler.values import (
+    Assignment,
+    Int64Array,
     KvLost,
     NewRow,
     Note,
     Preempted,
+    Request,
     RowWork,
     StartedRequest,
     StepEvents,
@@ -37,11 +39,10 @@ from scheduler_service.scheduler.values.plan import (
     StepPlan,
     SwappedIn,
 )
-from scheduler_service.scheduler.values.request import Int64Array, Request
 from scheduler_service.watching.request_trace import AnsweredStep, RequestTrace
 from scheduler_service.watching.transition import Transition, finish_reason_of
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_tracing.trace_config import NO_CONTEXT, TraceContext
+from splitserve_tracing import NO_CONTEXT, TraceContext
 from splitserve_tracing.tracing import Attributes, Tracing
 
 _NO_STAY = -1

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from scheduler_service.callers.caller import Admission
+from scheduler_service.callers import Admission
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler.effects import Effect, ExecutorGone
-from scheduler_service.scheduler.events import Event, StepCompleted
-from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler import (
+    Effect,
+    Event,
+    ExecutorGone,
+    LossCause,
+    Scheduler,
+    StepCompleted,
+)
+from scheduler_service.scheduler.values import Request
 
 # Finish reason of a request whose client left, or whose scheduler stopped, before the end.
 ABANDONED = "abandoned"

@@ -23,7 +23,7 @@ from splitserve_client import (
     ServerUnreachable,
     SplitserveError,
 )
-from splitserve_rpc.errors import failure_of
+from splitserve_rpc import failure_of
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.cluster import refusal_of_batch
 from tests.support.security.secured_stack import SecuredStack

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_gateway.app import build_app
 from splitserve_gateway.config import GatewayConfig
-from splitserve_rpc.errors import failure_of
+from splitserve_rpc import failure_of
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.cluster import ALL_METHODS
 from tests.support.security.secured_stack import CALLERS, SecuredStack

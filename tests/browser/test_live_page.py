@@ -22,11 +22,11 @@ from playwright.async_api import Browser, Page, ViewportSize, expect
 from starlette.requests import Request
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.scheduler.values.config import PolicyConfig, PreemptionMode
-from scheduler_service.watching.life_recorder import LifeRecorder
+from scheduler_service.scheduler.values import PolicyConfig, PreemptionMode
+from scheduler_service.watching import LifeRecorder
 from splitserve_client import AsyncClient, SamplingParams, SchedulingParams
-from splitserve_contract.domain_error import DomainError
-from splitserve_live.state import BLOCK_STATES, LiveState
+from splitserve_contract import DomainError
+from splitserve_live import BLOCK_STATES, LiveState
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch

@@ -26,7 +26,7 @@ from splitserve_client import (
     SamplingParams,
     Tokens,
 )
-from splitserve_options.option import BUNDLED_MODEL
+from splitserve_options import BUNDLED_MODEL
 from tests.contract.stranger.process import poll
 from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.processes.addresses import reserve_address

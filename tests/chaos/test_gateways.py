@@ -18,7 +18,7 @@ import httpx2
 import pytest
 
 from splitserve_client import AsyncClient, SamplingParams, Tokenizer
-from splitserve_options.option import BUNDLED_MODEL
+from splitserve_options import BUNDLED_MODEL
 from tests.contract.stranger.process import poll
 from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.processes.addresses import reserve_address

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from executor_service.service.registration import ranked
+from executor_service.service import ranked
 from splitserve_client import AsyncClient, SamplingParams, Tokens
-from splitserve_rpc.server import KEEPALIVE_S
+from splitserve_rpc import KEEPALIVE_S
 from tests.contract.stranger.process import poll
 from tests.support.chaos import dark_scheduler
 from tests.support.chaos.dark_connection import can_drop

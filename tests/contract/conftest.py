@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import grpc.aio
 import pytest
 
-from executor_service.steps.executor_info import Feature
+from executor_service.steps import Feature
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_rpc.server import channel_options
+from splitserve_rpc import channel_options
 from tests.contract.served import (
     MAX_MESSAGE_BYTES,
     SLIDING_WINDOW,

@@ -11,14 +11,17 @@ from typing import Any
 import grpc.aio
 
 from executor_service.errors import OutOfMemory
-from executor_service.steps.executor_info import (
+from executor_service.steps import (
     SAMPLING_FEATURES,
     ExecutorInfo,
     ExecutorLimits,
     Feature,
     ModelInfo,
+    PendingStep,
+    RowStatus,
+    Runner,
+    StepInput,
 )
-from executor_service.steps.step import PendingStep, RowStatus, Runner, StepInput
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
 from tests.support.fakes.fake_executor import ExecutorServer

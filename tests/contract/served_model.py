@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.model import LoadedModel
+from executor_service.runner import CacheConfig, build_runner
 from tests.contract.served import (
     BLOCK_SIZE,
     BROKEN_TOKEN,

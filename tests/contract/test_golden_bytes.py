@@ -16,25 +16,23 @@ import pytest
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from executor_service.service.answer_encoding import encode_answer, encode_info
-from executor_service.service.batch_decoding import decode_batch
-from executor_service.steps.batch import (
-    StepAnswer,
-    StepError,
-    StepErrorReason,
-    StepStatus,
-)
-from executor_service.steps.executor_info import (
+from executor_service.service import decode_batch, encode_answer, encode_info
+from executor_service.steps import (
     DefaultSampling,
     ExecutorInfo,
     ExecutorLimits,
     Feature,
+    Grammar,
+    LogprobColumns,
     ModelInfo,
+    StepAnswer,
+    StepError,
+    StepErrorReason,
+    StepOutput,
+    StepStatus,
+    TokenRuns,
     TrialStep,
 )
-from executor_service.steps.sampling_params import Grammar
-from executor_service.steps.step import LogprobColumns, StepOutput
-from executor_service.steps.token_runs import TokenRuns
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.steps.batches import NewRow, Sender, WorkRow
 

@@ -11,29 +11,31 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor_service.steps.batch import BatchRefused, StepErrorReason
-from executor_service.steps.executor_info import Feature
-from executor_service.steps.new_row_checks import check_sampling_params
-from executor_service.steps.sampling_params import ParamRows
-from executor_service.steps.sampling_params import SamplingParams as RowParams
-from scheduler_service.streams.client_codec import decode_sampling_params
+from executor_service.steps import (
+    BatchRefused,
+    Feature,
+    ParamRows,
+    StepErrorReason,
+    check_sampling_params,
+)
+from executor_service.steps import SamplingParams as RowParams
+from scheduler_service.streams import decode_sampling_params
 from splitserve.executor.v1 import executor_pb2
 from splitserve.scheduler.v1 import journal_pb2, scheduler_pb2
 from splitserve_cli import request_flags
-from splitserve_client import BeamSearch, Model, SamplingParams
-from splitserve_client.codec import encode_sampling_params
-from splitserve_contract.domain_error import DomainError
-from splitserve_contract.sampling_parameters import (
+from splitserve_client import BeamSearch, Model, SamplingParams, encode_sampling_params
+from splitserve_contract import (
     DRAW_PARAMETERS,
     PARAMETERS,
+    DomainError,
     GivenSamplingValues,
     NumericParameter,
     Range,
     SamplingValues,
 )
-from splitserve_gateway.generation.text_requests import sampling_params
-from splitserve_gateway.schemas.chat import CompletionRequest
-from splitserve_gateway.upstreams.upstream import ServedByScheduler
+from splitserve_gateway.generation import sampling_params
+from splitserve_gateway.schemas import CompletionRequest
+from splitserve_gateway.upstreams import ServedByScheduler
 from tests.contract.served import make_fake_backend, make_info
 
 # The range of each parameter as error texts have it; that of `seed` is all of int64.

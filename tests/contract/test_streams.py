@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_rpc.errors import failure_of
+from splitserve_rpc import failure_of
 from tests.contract.served import (
     BLOCK_SIZE,
     EXECUTOR_EPOCH,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.callers.caller import TenantLimits
+from scheduler_service.callers import TenantLimits
 from splitserve.scheduler.v1 import admin_pb2, registry_pb2
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from tests.contract.stranger.process import poll

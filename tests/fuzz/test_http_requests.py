@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
-from splitserve_gateway.schemas.responses import ResponsesRequest
+from splitserve_gateway.schemas import ChatRequest, CompletionRequest, ResponsesRequest
 from tests.fuzz.mutations import mutated
 from tests.fuzz.running import Running, fuzzing, running
 from tests.support.processes.gateway import (

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from executor_service.steps.executor_info import SAMPLING_FEATURES, ExecutorLimits, Feature
-from executor_service.steps.step import StepInput
+from executor_service.steps import SAMPLING_FEATURES, ExecutorLimits, Feature, StepInput
 from splitserve_client import BeamSearch, SamplingParams, SchedulingParams
 from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor

@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from scheduler_service.audit.file_audit import EventFile, FileAudit
-from scheduler_service.callers.caller import Scope, TenantLimits
+from scheduler_service.audit import EventFile, FileAudit
+from scheduler_service.callers import Scope, TenantLimits
 from splitserve.scheduler.v1 import (
     admin_pb2,
     admin_pb2_grpc,

@@ -20,7 +20,7 @@ import pytest
 from benchmarks import accuracy, peers, serving, step_cost
 from benchmarks.more_tokens import __main__ as more_tokens
 from benchmarks.more_tokens.texts import Text, Workload, make_workloads, next_tokens
-from splitserve_kernels.cpu.library import STEP_PARTS, load_library
+from splitserve_kernels.cpu import STEP_PARTS, load_library
 
 ROOT = Path(__file__).parents[2]
 _PATHS = (ROOT, ROOT / "common", ROOT / "protos", ROOT / "kernels", ROOT / "clients")

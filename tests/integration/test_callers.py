@@ -13,11 +13,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from scheduler_service.callers.caller import Scope, TenantLimits
+from scheduler_service.callers import Scope, TenantLimits
 from scheduler_service.config import ClusterConfig
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
-from splitserve_rpc.errors import RpcFailure, failure_of
+from splitserve_rpc import RpcFailure, failure_of
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch

@@ -15,8 +15,8 @@ import pytest
 
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
-from splitserve_keys.key_file import ApiKey
-from splitserve_rpc.errors import failure_of
+from splitserve_keys import ApiKey
+from splitserve_rpc import failure_of
 from tests.contract.stranger.process import poll
 from tests.support.processes.processes import START_TIMEOUT_S, processes
 from tests.support.security.credentials import KeyFile, bearer

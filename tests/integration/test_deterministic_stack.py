@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from executor_service.backends.choose import AUTO, choose_compute
-from executor_service.backends.compute import Compute
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from scheduler_service.scheduler.values.config import PreemptionMode
-from scheduler_service.scheduler.values.plan import StepEvents
-from splitserve_kernels.cpu.library import NativeLibrary
+from executor_service.backends import AUTO, Compute, choose_compute
+from executor_service.checkpoint import ModelConfig, load_model
+from scheduler_service.scheduler.values import PreemptionMode, StepEvents
+from splitserve_kernels.cpu import NativeLibrary
 from tests.support.models.model_pair import ModelPair, ObservedEngine, make_request
 from tests.support.models.tiny_models import make_tiny_model
 

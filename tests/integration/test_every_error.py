@@ -22,7 +22,7 @@ from grpc_status import rpc_status
 
 from splitserve.executor.v1 import executor_pb2
 from splitserve.scheduler.v1 import admin_pb2, live_pb2, registry_pb2, scheduler_pb2
-from splitserve_rpc.errors import CODE_OF_REASON
+from splitserve_rpc import CODE_OF_REASON
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process

@@ -21,7 +21,7 @@ from splitserve_client import (
     SamplingParams,
     SplitserveError,
 )
-from splitserve_rpc.errors import failure_of
+from splitserve_rpc import failure_of
 from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.addresses import reserve_address

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from executor_service.service.answer_encoding import encode_info
-from executor_service.service.servicer import SERVICE, ExecutorServicer
-from scheduler_service.executors.executor_link import (
+from executor_service.service import SERVICE, ExecutorServicer, encode_info
+from scheduler_service.executors import (
     ExecutorGone,
     ExecutorLink,
     ExecutorLost,
@@ -18,7 +17,7 @@ from scheduler_service.executors.executor_link import (
     LinkConfig,
 )
 from splitserve.executor.v1 import executor_pb2, executor_pb2_grpc
-from splitserve_rpc.server import bind_server
+from splitserve_rpc import bind_server
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.patience import PATIENCE_S
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from executor_service.service.answer_encoding import encode_info
-from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
+from executor_service.service import encode_info
+from executor_service.steps import SAMPLING_FEATURES, Feature
 from splitserve_client import AsyncClient, Choices, Generation, InvalidRequest, SamplingParams
 from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor

@@ -16,11 +16,11 @@ import openai
 import pytest
 
 from splitserve.scheduler.v1 import scheduler_pb2
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
-from splitserve_gateway.sharing.turns import FairSemaphore
-from splitserve_rpc.server import RunningServer, ServerSecurity
+from splitserve_gateway.sharing import FairSemaphore
+from splitserve_rpc import RunningServer, ServerSecurity
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_scheduler import VOCAB_SIZE, FakeScheduler, start
 from tests.support.models import tiny_tokenizers

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
+from executor_service.steps import SAMPLING_FEATURES, Feature
 from splitserve_client import SamplingParams
 from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor

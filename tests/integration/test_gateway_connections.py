@@ -12,10 +12,8 @@ import pytest
 import pytest_asyncio
 
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.http import connection
-from splitserve_gateway.http.bodies import FREE_BYTES, BodyBudget
-from splitserve_gateway.http.listener import connection_places
-from splitserve_gateway.sharing.turns import Shares
+from splitserve_gateway.http import FREE_BYTES, BodyBudget, connection, connection_places
+from splitserve_gateway.sharing import Shares
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
 from tests.support.security.cluster import Certificates
 

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from splitserve_client import Tokenizer
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.grammars.checker import GrammarChecker
+from splitserve_gateway.grammars import GrammarChecker
 from tests.support.processes.fake_service import seeds_of
 from tests.support.processes.gateway import (
     RunningGateway,

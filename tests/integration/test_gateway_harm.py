@@ -15,7 +15,7 @@ import pytest_asyncio
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.endpoints import completions
 from splitserve_gateway.endpoints import shapes as choice_answers
-from splitserve_gateway.generation.choices import Event, TextRequest, stream_choices
+from splitserve_gateway.generation import Event, TextRequest, stream_choices
 from tests.support.processes.gateway import (
     RunningGateway,
     held_gateway,

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from splitserve_common.files import FilesUnusable
+from splitserve_common import FilesUnusable
 from splitserve_gateway import healthcheck
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
+from executor_service.steps import SAMPLING_FEATURES, Feature
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from splitserve_client import SamplingParams
 from splitserve_gateway.endpoints import responses
-from splitserve_gateway.generation.choices import ChoiceEnd, Delta, Event, TextRequest, Totals
+from splitserve_gateway.generation import ChoiceEnd, Delta, Event, TextRequest, Totals
 from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
 

@@ -11,9 +11,7 @@ import pytest
 from splitserve_client import CredentialsUnusable
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
-from splitserve_rpc.access import Access
-from splitserve_rpc.server import ServerSecurity
-from splitserve_rpc.tls import Tls, TlsFiles
+from splitserve_rpc import Access, ServerSecurity, Tls, TlsFiles
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_scheduler import FakeScheduler, start
 from tests.support.processes.gateway import serving, until, url_of

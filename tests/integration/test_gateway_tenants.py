@@ -11,7 +11,7 @@ import httpx2
 import openai
 import pytest
 
-from scheduler_service.callers.caller import Scope, TenantLimits
+from scheduler_service.callers import Scope, TenantLimits
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
 from tests.contract.stranger.process import poll

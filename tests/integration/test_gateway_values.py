@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from executor_service.steps.executor_info import DefaultSampling
+from executor_service.steps import DefaultSampling
 from splitserve_client import SamplingParams
-from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
+from splitserve_gateway.schemas import ChatRequest, CompletionRequest
 from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.processes.gateway import RunningGateway, running_gateway, text_executor
 

@@ -23,8 +23,8 @@ from splitserve_client import (
     Tokens,
     Usage,
     collect_generation,
+    encode_sampling_params,
 )
-from splitserve_client.codec import encode_sampling_params
 from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service

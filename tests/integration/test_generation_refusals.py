@@ -20,9 +20,9 @@ from splitserve_client import (
     RequestIdInUse,
     SamplingParams,
     SplitserveError,
+    error_of_failure,
 )
-from splitserve_client.errors import error_of_failure
-from splitserve_rpc.errors import failure_of
+from splitserve_rpc import failure_of
 from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service

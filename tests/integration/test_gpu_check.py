@@ -22,7 +22,7 @@ from benchmarks.gpu_check.machine import FLASH_ATTENTION_3_REFUSED, Rates
 from benchmarks.gpu_check.part_process import FLASH_ATTENTION_3_FROM, run_part_apart
 from benchmarks.gpu_check.parts import PARTS, wanted_parts
 from benchmarks.gpu_check.results import Measurement, ResultFile, print_summary
-from splitserve_options.options import resolve
+from splitserve_options import resolve
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "benchmarks" / "gpu_check" / "README.md"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
+from executor_service.steps import SAMPLING_FEATURES, Feature
 from splitserve_client import (
     Choices,
     FinishReason,

@@ -18,14 +18,19 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from splitserve_gateway.config import GatewayConfig
-from splitserve_metrics.instruments import Page
-from splitserve_metrics.listener import MetricsAddress, MetricsListener
-from splitserve_rpc import healthcheck
-from splitserve_rpc.access import Access
-from splitserve_rpc.errors import RpcFailure, failure_of
-from splitserve_rpc.health_service import MAX_WATCHES
-from splitserve_rpc.server import ConnectionLimits, RunningServer, ServerSecurity, bind_server
-from splitserve_rpc.tls import Tls
+from splitserve_metrics import MetricsAddress, MetricsListener, Page
+from splitserve_rpc import (
+    MAX_WATCHES,
+    Access,
+    ConnectionLimits,
+    RpcFailure,
+    RunningServer,
+    ServerSecurity,
+    Tls,
+    bind_server,
+    failure_of,
+    healthcheck,
+)
 from tests.support.processes.gateway import serving
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.cluster import Certificates

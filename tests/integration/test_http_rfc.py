@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 
 from splitserve_client import ClientConfig
-from splitserve_common.scheduler_discovery import StaticDiscovery
+from splitserve_common import StaticDiscovery
 from splitserve_gateway.config import GatewayConfig
-from splitserve_live.feeds import Feeds
+from splitserve_live import Feeds
 from splitserve_live.server import build_page
 from tests.support.processes.gateway import serving as serving_gateway
 from tests.support.processes.live_page import serving as serving_page

@@ -14,16 +14,12 @@ from queue import SimpleQueue
 
 import pytest
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import MakeModel, torch_model
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.runner.step_graphs import RecordedModels
-from executor_service.service.step_worker import Encode, StepWorker
-from executor_service.steps.step_executor import StepExecutor
-from scheduler_service.scheduler.values.config import Feature, SchedulerConfig
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.model import LoadedModel, MakeModel, torch_model
+from executor_service.runner import CacheConfig, RecordedModels, build_runner
+from executor_service.service import Encode, StepWorker
+from executor_service.steps import StepExecutor
+from scheduler_service.scheduler.values import Feature, Request, SamplingParams, SchedulerConfig
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import EngineWithQueue

@@ -14,24 +14,25 @@ import pytest
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
-from scheduler_service.scheduler.effects import SendStep
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.events import RequestSubmitted
-from scheduler_service.scheduler.values.config import PolicyConfig, PreemptionMode
-from scheduler_service.scheduler.values.request import SequenceStatus
-from scheduler_service.watching.live_history import POINT_NS
-from scheduler_service.watching.live_snapshot import BlockState
-from scheduler_service.watching.live_steps import RowKind
-from scheduler_service.watching.live_view import MAX_WATCHERS, FramePacing, LiveView, LiveWatcher
-from scheduler_service.watching.transition import Transition
+from scheduler_service.scheduler import RequestSubmitted, SendStep
+from scheduler_service.scheduler.engine import Engine
+from scheduler_service.scheduler.values import PolicyConfig, PreemptionMode, SequenceStatus
+from scheduler_service.watching import (
+    MAX_WATCHERS,
+    POINT_NS,
+    BlockState,
+    FramePacing,
+    LiveView,
+    LiveWatcher,
+    RowKind,
+    Transition,
+)
 from splitserve.scheduler.v1 import live_pb2 as live
 from splitserve.scheduler.v1 import live_pb2_grpc
 from splitserve_client import AsyncClient, ClientConfig, SamplingParams, SplitserveError
-from splitserve_common.scheduler_discovery import StaticDiscovery
-from splitserve_contract.domain_error import DomainError
-from splitserve_live.feeds import Feeds
-from splitserve_live.frames import SharedLines
-from splitserve_live.state import LiveState
+from splitserve_common import StaticDiscovery
+from splitserve_contract import DomainError
+from splitserve_live import Feeds, LiveState, SharedLines
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.steps.sampling_params import SamplingParams
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.model import LoadedModel
+from executor_service.runner import CacheConfig, build_runner
+from executor_service.steps import SamplingParams
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 from tests.support.steps.step_driver import DrivenSequence, drive
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from splitserve_client import Client, SamplingParams
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.support.fakes.fake_scheduler import Cut
 from tests.support.fakes.running_schedulers import FakeServer
 from tests.support.processes.patience import PATIENCE_S, PATIENT

@@ -16,8 +16,8 @@ import pytest
 
 from splitserve.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from splitserve_client import AsyncClient, SamplingParams, SplitserveError
-from splitserve_common.process_log import CONTINUED
-from splitserve_options.option import BUNDLED_MODEL
+from splitserve_common import CONTINUED
+from splitserve_options import BUNDLED_MODEL
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.patience import PATIENCE_S, PATIENT
 from tests.support.processes.processes import Processes, processes, wait_ready

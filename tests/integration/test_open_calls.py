@@ -11,16 +11,12 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from scheduler_service.callers.caller import Scope, TenantLimits
-from scheduler_service.service.open_calls import (
-    MAX_OPEN_STREAMS,
-    MAX_TOKENIZERS,
-    MAX_TOKENIZERS_AT_ONCE,
-)
+from scheduler_service.callers import Scope, TenantLimits
+from scheduler_service.service import MAX_OPEN_STREAMS, MAX_TOKENIZERS, MAX_TOKENIZERS_AT_ONCE
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
-from splitserve_contract.domain_error import DomainError
-from splitserve_rpc.errors import failure_of
+from splitserve_contract import DomainError
+from splitserve_rpc import failure_of
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import SchedulerInProcess, scheduler_in_process

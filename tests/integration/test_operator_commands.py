@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.callers.caller import Scope
+from scheduler_service.callers import Scope
 from scheduler_service.config import ClusterConfig
+from scheduler_service.watching import Life, LifeEvent, LifeKind, LifeRecorder
 from scheduler_service.watching.explain_journal import lives_of
-from scheduler_service.watching.life import Life, LifeEvent, LifeKind
-from scheduler_service.watching.life_recorder import LifeRecorder
 from splitserve_client import AsyncClient, RequestIdInUse, SamplingParams
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
+from executor_service.steps import SAMPLING_FEATURES, Feature
 from splitserve_client import Generation, SamplingParams, SchedulingParams
 from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor

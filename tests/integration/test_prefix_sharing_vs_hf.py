@@ -8,7 +8,7 @@ from itertools import cycle
 
 import pytest
 
-from scheduler_service.scheduler.values.config import BatchPolicyName, PreemptionMode
+from scheduler_service.scheduler.values import BatchPolicyName, PreemptionMode
 from tests.support.covering import covering
 from tests.support.models.model_pair import ModelPair, ObservedEngine, make_request
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.scheduler.values.config import PolicyConfig
+from scheduler_service.scheduler.values import PolicyConfig
 from splitserve_client import (
     AsyncClient,
     DeadlineUnreachable,

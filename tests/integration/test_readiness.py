@@ -7,8 +7,8 @@ from pathlib import Path
 
 import httpx2
 
-from scheduler_service.audit.audit import CallerRefused
-from scheduler_service.callers.caller import Caller, Scope
+from scheduler_service.audit import CallerRefused
+from scheduler_service.callers import Caller, Scope
 from splitserve_client import Readiness
 from splitserve_gateway.config import GatewayConfig
 from tests.contract.stranger.process import poll

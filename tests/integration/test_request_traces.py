@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 import grpc.aio
 import pytest
 
-from scheduler_service.callers.caller import Admission, AllowAllCallers, Scope
+from scheduler_service.callers import Admission, AllowAllCallers, Scope
 from scheduler_service.config import ClusterConfig
-from scheduler_service.scheduler.values.config import PolicyConfig, PreemptionMode
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.service.caller_checks import CallerChecks
-from scheduler_service.streams.sinks import Sink
+from scheduler_service.scheduler.values import PolicyConfig, PreemptionMode, Request
+from scheduler_service.service import CallerChecks
+from scheduler_service.streams import Sink
 from scheduler_service.watching.request_traces import RequestTraces
 from splitserve.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from splitserve_client import (
@@ -27,8 +26,8 @@ from splitserve_client import (
     SessionRequest,
     TraceContext,
 )
-from splitserve_common.process_log import context_fields
-from splitserve_tracing.trace_config import TraceConfig
+from splitserve_common import context_fields
+from splitserve_tracing import TraceConfig
 from splitserve_tracing.tracing import Tracing
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import StepWatch

@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 
-from executor_service.backends.choose import AUTO, choose_compute
-from executor_service.backends.compute import Compute
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.speculation.draft_loading import load_draft
-from executor_service.speculation.draft_model import LoadedProposer
-from executor_service.speculation.speculating_runner import SpeculatingRunner
-from executor_service.steps.step import Runner
-from scheduler_service.scheduler.values.config import Feature, SchedulerConfig, Speculation
-from scheduler_service.scheduler.values.plan import StepEvents
-from scheduler_service.scheduler.values.request import Request, ScoredToken
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from executor_service.backends import AUTO, Compute, choose_compute
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.runner import CacheConfig, build_runner
+from executor_service.speculation import LoadedProposer, SpeculatingRunner, load_draft
+from executor_service.steps import Runner
+from scheduler_service.scheduler.values import (
+    Feature,
+    Request,
+    SamplingParams,
+    SchedulerConfig,
+    ScoredToken,
+    Speculation,
+    StepEvents,
+)
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.in_process import InProcessEngine, output_token_ids
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model

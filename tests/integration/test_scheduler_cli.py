@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_service.config import SchedulerServiceConfig
-from scheduler_service.scheduler.values.config import BatchPolicyName, PreemptionMode
+from scheduler_service.scheduler.values import BatchPolicyName, PreemptionMode
 from splitserve_client import Executor, SamplingParams
 from splitserve_options import options
 from tests.support.fakes.fake_executor import FakeExecutor

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 import pytest
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.service.metrics_page import SchedulerMetrics
-from scheduler_service.service.readiness import Readiness
+from scheduler_service.service import Readiness, SchedulerMetrics
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client import AsyncClient, SamplingParams
-from splitserve_contract.domain_error import DomainError
-from splitserve_metrics.listener import MetricsAddress
-from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
+from splitserve_contract import DomainError
+from splitserve_metrics import SCHEDULER_METRICS, MetricsAddress
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.metrics import Shown
 from tests.support.processes.fake_service import StepWatch

@@ -14,9 +14,13 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.scheduler.values.config import PreemptionMode
-from scheduler_service.scheduler.values.request import FinishReason, Request
-from scheduler_service.scheduler.values.sampling_params import BeamParams, EarlyStopping
+from scheduler_service.scheduler.values import (
+    BeamParams,
+    EarlyStopping,
+    FinishReason,
+    PreemptionMode,
+    Request,
+)
 from tests.support.covering import covering
 from tests.support.models.model_pair import (
     BeamQuestion,

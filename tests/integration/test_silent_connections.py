@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from splitserve_rpc.server import KEEPALIVE_S, PING_TIMEOUT_S
+from splitserve_rpc import KEEPALIVE_S, PING_TIMEOUT_S
 from tests.support.chaos.dark_connection import can_drop, measure
 
 # Of a machine with much other work.

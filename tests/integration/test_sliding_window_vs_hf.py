@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.scheduler.values.config import PreemptionMode
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import BeamParams
+from scheduler_service.scheduler.values import BeamParams, PreemptionMode, Request
 from tests.support.covering import covering
 from tests.support.models.model_pair import (
     BeamQuestion,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.scheduler.values.request import FinishReason
+from scheduler_service.scheduler.values import FinishReason
 from tests.support.covering import covering
 from tests.support.models.model_pair import ModelPair, ObservedEngine, make_request
 

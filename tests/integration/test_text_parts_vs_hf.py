@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from executor_service.backends.choose import AUTO, choose_compute
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.backends import AUTO, choose_compute
+from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.errors import ModelUnsupported
 from tests.support.models.model_pair import generate_greedily
 from tests.support.models.model_walk import greedy_tokens

@@ -14,7 +14,7 @@ import pytest
 from scheduler_service.config import ClusterConfig
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_client import AsyncClient, SamplingParams
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.contract.stranger.process import poll
 from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_executor import FakeExecutor

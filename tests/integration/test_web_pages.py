@@ -12,13 +12,12 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from splitserve_client import ClientConfig
-from splitserve_common.scheduler_discovery import StaticDiscovery
+from splitserve_common import StaticDiscovery
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
-from splitserve_live.feeds import Feeds
+from splitserve_live import Feeds
 from splitserve_live.server import build_page
-from splitserve_metrics.instruments import Page
-from splitserve_metrics.listener import MetricsAddress, MetricsListener
+from splitserve_metrics import MetricsAddress, MetricsListener, Page
 from tests.support.processes.gateway import serving as serving_gateway
 from tests.support.processes.live_page import serving as serving_page
 from tests.support.processes.patience import PATIENCE_S

@@ -8,8 +8,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from splitserve_metrics.executor_table import EXECUTOR_METRICS, GATEWAY_METRICS
-from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
+from splitserve_metrics import EXECUTOR_METRICS, GATEWAY_METRICS, SCHEDULER_METRICS
 from tests.support.observability.observed import observed
 from tests.support.observability.prometheus import needs_prometheus, prometheus
 from tests.support.processes.addresses import reserve_address

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from splitserve_options.option import BUNDLED_MODEL
+from splitserve_options import BUNDLED_MODEL
 from tests.support.observability.phoenix import (
     RESOURCE_ATTRIBUTES,
     StoredSpan,

@@ -22,19 +22,21 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from executor_service.steps.step import RowStatus
-from scheduler_service.scheduler.engine.outcomes.results import Results
-from scheduler_service.scheduler.executor_state import ExecutorState, rescue
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import (
+from executor_service.steps import RowStatus
+from scheduler_service.scheduler import ExecutorState, rescue
+from scheduler_service.scheduler.engine.outcomes import Results
+from scheduler_service.scheduler.values import (
     ContractBroken,
     PreemptionCause,
+    Request,
+    SchedulerConfig,
+    ScoredToken,
+    SequenceStatus,
     StepOutcome,
     StepPlan,
     StepStatus,
 )
-from scheduler_service.scheduler.values.request import Request, ScoredToken, SequenceStatus
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.property.core_workloads import configs, fit, kin_of, random_spec
 from tests.support.core.checks import check_core, check_emptied, check_published
 from tests.support.core.engine import MAX_ASKED, Client, CoreEngine, Link

@@ -7,20 +7,18 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
-from scheduler_service.scheduler.values.config import (
+from scheduler_service.scheduler.queue import QUEUE_POLICIES
+from scheduler_service.scheduler.values import (
     BatchPolicyName,
-    Feature,
-    PreemptionMode,
-    SchedulerConfig,
-    Speculation,
-)
-from scheduler_service.scheduler.values.request import SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import (
     BeamParams,
     EarlyStopping,
+    Feature,
     Grammar,
+    PreemptionMode,
     SamplingParams,
+    SchedulerConfig,
+    SchedulingParams,
+    Speculation,
 )
 from tests.support.fakes.expected_outputs import Spec
 

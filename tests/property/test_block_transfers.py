@@ -18,9 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_service.device.kv_cache import BlockTransfers
-from executor_service.device.streams import Timer
-from executor_service.steps.step import BlockMoves, StepInput
+from executor_service.device import BlockTransfers, Timer
+from executor_service.steps import BlockMoves, StepInput
 from tests.support.steps.step_driver import Row, make_step
 
 BLOCK_SIZE = 4

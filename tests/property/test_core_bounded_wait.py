@@ -15,18 +15,18 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.scheduler.queue.key_order import TURN_EVERY
-from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
-from scheduler_service.scheduler.values.config import (
+from scheduler_service.scheduler.queue import QUEUE_POLICIES, TURN_EVERY
+from scheduler_service.scheduler.values import (
     Feature,
     PreemptionMode,
+    Request,
+    SamplingParams,
     SchedulerConfig,
+    SchedulingParams,
     Speculation,
+    StepStatus,
 )
-from scheduler_service.scheduler.values.plan import StepStatus
-from scheduler_service.scheduler.values.request import Request, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.property.core_workloads import MAX_MODEL_LEN, VOCAB_SIZE, configs, fit, random_spec
 from tests.support.core.driver import make_config
 from tests.support.core.engine import CoreEngine

@@ -10,10 +10,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, StepPlan
+from scheduler_service.scheduler.values import SchedulerConfig, StepEvents, StepOutcome, StepPlan
 from scheduler_service.step_codec import encode_plan
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.property.core_workloads import configs, fit, random_spec
 from tests.support.core.driver import EngineWithQueue
 from tests.support.core.engine import CoreEngine

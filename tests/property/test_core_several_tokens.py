@@ -14,14 +14,14 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.scheduler.values.config import (
+from scheduler_service.scheduler.values import (
     Feature,
     PreemptionMode,
+    SamplingParams,
     SchedulerConfig,
+    SchedulingParams,
     Speculation,
 )
-from scheduler_service.scheduler.values.request import SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.property.core_machine import CoreMachine
 from tests.property.core_workloads import EOS, VOCAB_SIZE
 from tests.support.fakes.expected_outputs import Spec

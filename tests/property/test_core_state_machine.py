@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
-from scheduler_service.scheduler.values.config import SchedulerConfig, Speculation
+from scheduler_service.scheduler.values import SchedulerConfig, Speculation
 from tests.property.core_machine import CoreMachine
 from tests.property.core_workloads import configs
 from tests.support.core.engine import ProtobufLink

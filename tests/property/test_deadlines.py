@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.scheduler.engine.planning.lateness import MAX_REFUSALS, MIN_SMALLEST_STEPS
-from scheduler_service.scheduler.values.plan import StepPlan
-from scheduler_service.scheduler.values.request import Request, SchedulingParams
+from scheduler_service.scheduler.engine.planning import MAX_REFUSALS, MIN_SMALLEST_STEPS
+from scheduler_service.scheduler.values import Request, SchedulingParams, StepPlan
 from tests.support.core.driver import CoreDriver
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler_service.scheduler.queue.ordered_queue import OpenLanes
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.queue import OpenLanes
+from scheduler_service.scheduler.values import Request
 from tests.support.core.driver import end, make_queue, make_request
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))

@@ -16,7 +16,7 @@ import pytest
 import regress
 from jsonschema import Draft202012Validator, FormatChecker, ValidationError, validators
 
-from executor_service.steps.sampling_params import Grammar
+from executor_service.steps import Grammar
 from tests.support.grammars.json_schemas import REFUSED, SUPPORTED, Schema, random_schema
 from tests.support.grammars.sampled_texts import byte_level_texts, json_schema, sample_texts
 

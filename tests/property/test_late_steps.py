@@ -17,24 +17,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor_service.device.kv_cache import KVCache
+from executor_service.device import KVCache
 from executor_service.errors import StepFailed
-from executor_service.model.input_batch import InputBatch
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import PagedModel, torch_model
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.service.batch_decoding import decode_batch
-from executor_service.steps.batch import StepAnswer
-from executor_service.steps.executor_info import ExecutorInfo, ExecutorLimits, ModelInfo
-from executor_service.steps.step import (
+from executor_service.model import InputBatch, LoadedModel, PagedModel, torch_model
+from executor_service.runner import CacheConfig, build_runner
+from executor_service.service import decode_batch
+from executor_service.steps import (
+    ExecutorInfo,
+    ExecutorLimits,
     Int32Array,
     LogprobColumns,
+    ModelInfo,
     PendingStep,
     Runner,
+    RunningStep,
+    StepAnswer,
+    StepExecutor,
     StepInput,
     StepOutput,
 )
-from executor_service.steps.step_executor import RunningStep, StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.contract.served import NAN_TOKEN, OUT_OF_MEMORY_TOKEN, VOCAB_SIZE
 from tests.contract.served_model import TinyModel, load_tiny_model

@@ -11,9 +11,8 @@ from random import Random
 
 import pytest
 
-from scheduler_service.scheduler import effects
-from scheduler_service.scheduler.quarantine import QUARANTINE_REASON
-from scheduler_service.scheduler.values.plan import StepPlan
+from scheduler_service.scheduler import QUARANTINE_REASON, effects
+from scheduler_service.scheduler.values import StepPlan
 from tests.support.core.machines import Machine
 from tests.support.core.pure_fleet import PureFleet, a_request, tokens_of
 

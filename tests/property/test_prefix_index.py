@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.scheduler.routing.prefix_index import PrefixIndex
-from scheduler_service.scheduler.values.config import SchedulerConfig
+from scheduler_service.scheduler.routing import PrefixIndex
+from scheduler_service.scheduler.values import SchedulerConfig
 from tests.property.core_machine import CoreMachine, Mishap
 from tests.property.core_workloads import configs, kin_of, random_spec
 from tests.support.core.engine import CoreEngine, Delivery

@@ -14,12 +14,10 @@ from random import Random
 
 import pytest
 
-from scheduler_service.scheduler import effects, events
-from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.values.config import FleetConfig
-from scheduler_service.scheduler.values.request import SchedulingParams
+from scheduler_service.scheduler import LossCause, effects, events
+from scheduler_service.scheduler.values import FleetConfig, SchedulingParams
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.support.core.machines import Machine
 from tests.support.core.pure_fleet import PureFleet, a_request, tokens_of
 from tests.support.processes.forked import ROOT

@@ -13,18 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.executor_losses import (
+from scheduler_service.scheduler import (
     FORGIVING_TOKENS,
     NUM_ALONE_IN_A_STORM,
+    QUARANTINE_REASON,
     RETURN_NS,
     Loss,
     LossCause,
+    Quarantine,
 )
-from scheduler_service.scheduler.quarantine import QUARANTINE_REASON, Quarantine
-from scheduler_service.scheduler.values.plan import StepPlan
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
+from scheduler_service.scheduler.engine import Engine
+from scheduler_service.scheduler.values import BeamParams, Request, SamplingParams, StepPlan
 from tests.support.core.driver import make_config
 from tests.support.core.engine import Client, CoreEngine
 from tests.support.core.plan_executor import PlanExecutor

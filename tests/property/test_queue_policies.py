@@ -8,9 +8,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.scheduler.queue.ordered_queue import OpenLanes
-from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.queue import OpenLanes, WaitingQueue
+from scheduler_service.scheduler.values import Request
 from tests.support.core.driver import make_queue, make_request
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.journal.journal import FileJournal, NoJournal
-from scheduler_service.journal.journal_replay import replay
-from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
-from scheduler_service.scheduler.values.config import BatchPolicyName, PreemptionMode, Speculation
+from scheduler_service.journal import FileJournal, NoJournal, replay
+from scheduler_service.scheduler.queue import QUEUE_POLICIES
+from scheduler_service.scheduler.values import BatchPolicyName, PreemptionMode, Speculation
 from tests.support.core.recorded_run import RandomRun, run_config
 
 OPTIONS = st.fixed_dictionaries(

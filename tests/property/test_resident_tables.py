@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
-from executor_service.device.resident_tables import ResidentRows, ResidentTables
-from executor_service.device.streams import HostStreams
-from executor_service.device.uploads import Uploads
-from executor_service.steps.block_tables import BlockTables
+from executor_service.device import HostStreams, ResidentRows, ResidentTables, Uploads
+from executor_service.steps import BlockTables
 
 NUM_ROWS = 4
 # Of the device; rows may have more, which nobody reads.

@@ -9,14 +9,10 @@ from random import Random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.journal.checkpoint import dump_state, load_state
-from scheduler_service.journal.event_codec import decode_event
-from scheduler_service.journal.journal import Entries, Recording
-from scheduler_service.scheduler.effects import Effect
-from scheduler_service.scheduler.events import Event
-from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.config import FleetConfig, PreemptionMode, Speculation
+from scheduler_service.journal import Entries, Recording, decode_event, dump_state, load_state
+from scheduler_service.scheduler import Effect, Event, Scheduler
+from scheduler_service.scheduler.queue import QUEUE_POLICIES
+from scheduler_service.scheduler.values import FleetConfig, PreemptionMode, Speculation
 from scheduler_service.step_codec import EncodedBatch, ReceivedResult
 from splitserve.scheduler.v1 import journal_pb2 as pb
 from tests.support.core.recorded_run import RandomRun, run_config

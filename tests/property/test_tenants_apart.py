@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
-from scheduler_service.scheduler.values.config import Feature
-from scheduler_service.scheduler.values.request import Request, SchedulingParams
+from scheduler_service.scheduler.queue import QUEUE_POLICIES
+from scheduler_service.scheduler.values import Feature, Request, SchedulingParams
 from tests.support.core.driver import CoreDriver
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "60"))

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor_service.device.streams import HostStreams
-from executor_service.device.uploads import ALIGNMENT, IntegerArrays, Uploads, views
+from executor_service.device import ALIGNMENT, HostStreams, IntegerArrays, Uploads, views
 
 DEVICE = torch.device("cpu")
 

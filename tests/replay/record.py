@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from scheduler_service.scheduler.engine.row_columns import RowColumns
-from scheduler_service.scheduler.values.request import Request, Sequence
-from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
+from scheduler_service.scheduler.engine import RowColumns
+from scheduler_service.scheduler.values import BeamParams, Request, SamplingParams, Sequence
 from tests.support.core.pure_fleet import PureFleet
 from tests.support.core.recorded_run import RandomRun, open_file, run_config, run_machine
 

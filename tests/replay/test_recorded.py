@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from scheduler_service.journal import replay
 from scheduler_service.journal.__main__ import describe
-from scheduler_service.journal.journal_replay import replay
 
 JOURNALS = sorted(Path(__file__).parent.glob("*.journal"))
 _FIXED = re.compile(r"\.fixed_at_(\d+)\.journal$")

@@ -14,12 +14,12 @@ from splitserve_client import (
     Finish,
     FinishReason,
     RetryPolicy,
+    Session,
     SplitserveError,
     Timing,
     Tokens,
+    collect_generation,
 )
-from splitserve_client.generation import collect_generation
-from splitserve_client.session import Session
 from tests.simulation.virtual_loop import Process, VirtualLoop
 from tests.simulation.workload import Wanted
 from tests.support.fakes.fake_model import fake_logprob

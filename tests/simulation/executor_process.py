@@ -10,23 +10,29 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from executor_service.service.departure import Departures, ExecutorLives
-from executor_service.service.membership import Membership
-from executor_service.service.registration import GrpcRegistry, Pacing, Registrar
-from executor_service.service.servicer import ExecutorServicer, ReadyExecutor
-from executor_service.steps.executor_info import (
+from executor_service.service import (
+    Departures,
+    ExecutorLives,
+    ExecutorServicer,
+    GrpcRegistry,
+    Membership,
+    Pacing,
+    ReadyExecutor,
+    Registrar,
+)
+from executor_service.steps import (
     SAMPLING_FEATURES,
     ExecutorInfo,
     ExecutorLimits,
     Feature,
+    Grammar,
     ModelInfo,
+    StepExecutor,
+    StepInput,
     TrialStep,
 )
-from executor_service.steps.sampling_params import Grammar
-from executor_service.steps.step import StepInput
-from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_common.scheduler_discovery import StaticDiscovery
+from splitserve_common import StaticDiscovery
 from tests.simulation.network import Network
 from tests.simulation.servers import Server
 from tests.simulation.virtual_loop import Process, VirtualLoop

@@ -10,11 +10,11 @@ from random import Random
 from types import MappingProxyType
 
 from executor_service.errors import ExecutorError
-from executor_service.steps.step import RowStatus, StepInput
+from executor_service.steps import RowStatus, StepInput
 from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.simulation.client_process import SimulatedClient
 from tests.simulation.executor_process import SimulatedExecutor
 from tests.simulation.gateway_process import SimulatedGateway

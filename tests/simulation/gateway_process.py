@@ -25,10 +25,9 @@ from splitserve_client import (
     Tokens,
     UnreadBudget,
 )
-from splitserve_common.scheduler_discovery import Discovery
-from splitserve_gateway.http.errors import ApiError
-from splitserve_gateway.upstreams.fleet import Fleet
-from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
+from splitserve_common import Discovery
+from splitserve_gateway.http import ApiError
+from splitserve_gateway.upstreams import Fleet, UpstreamRequest
 from tests.simulation.client_process import Outcome, Wrong, check_all, is_enough, note
 from tests.simulation.virtual_loop import Process, VirtualLoop
 from tests.simulation.workload import Wanted

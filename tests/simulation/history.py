@@ -18,7 +18,7 @@ from unittest import mock
 
 import grpc.aio
 
-from splitserve_common.scheduler_discovery import StaticDiscovery
+from splitserve_common import StaticDiscovery
 from tests.simulation.calls import opener
 from tests.simulation.client_process import SimulatedClient
 from tests.simulation.executor_process import SimulatedExecutor

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from scheduler_service.driver import Driver
-from scheduler_service.executors.executor_link import ExecutorLost
-from scheduler_service.scheduler.executor_state import ExecutorState
+from scheduler_service.executors import ExecutorLost
+from scheduler_service.scheduler import ExecutorState
 from tests.simulation.faults import World
 
 _LOOK_EVERY_S = 0.1

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from splitserve_rpc.server import KEEPALIVE_S, PING_TIMEOUT_S
+from splitserve_rpc import KEEPALIVE_S, PING_TIMEOUT_S
 from tests.simulation.virtual_loop import Process, VirtualLoop, current_process
 
 # A lost packet is sent again after so long.

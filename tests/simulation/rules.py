@@ -7,9 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from scheduler_service.driver import Driver
+from scheduler_service.journal import replay
 from scheduler_service.journal.__main__ import describe
-from scheduler_service.journal.journal_replay import replay
-from scheduler_service.watching.life import Life, LifeKind
+from scheduler_service.watching import Life, LifeKind
 from splitserve_client import (
     DeadlineUnreachable,
     Draining,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
-from scheduler_service.scheduler.values.config import (
+from scheduler_service.scheduler.queue import QUEUE_POLICIES
+from scheduler_service.scheduler.values import (
     BatchPolicyName,
     PolicyConfig,
     PreemptionMode,

@@ -9,18 +9,22 @@ from pathlib import Path
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from executor_service.service.registration import REGISTRY_SERVICE
-from scheduler_service.audit.audit import AuditEvent, ExecutorLost
+from executor_service.service import REGISTRY_SERVICE
+from scheduler_service.audit import AuditEvent, ExecutorLost
 from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
-from scheduler_service.journal.journal import FileJournal, Journal, NoJournal
-from scheduler_service.service.readiness import Readiness, ReadinessWatch
-from scheduler_service.service.registry import ExecutorAddresses, RegistryServicer
-from scheduler_service.service.servicer import SchedulerServicer
-from scheduler_service.watching.life_recorder import LifeRecorder
+from scheduler_service.journal import FileJournal, Journal, NoJournal
+from scheduler_service.service import (
+    ExecutorAddresses,
+    Readiness,
+    ReadinessWatch,
+    RegistryServicer,
+    SchedulerServicer,
+)
+from scheduler_service.watching import LifeRecorder
 from splitserve.scheduler.v1 import registry_pb2_grpc, scheduler_pb2_grpc
-from splitserve_common.addresses import AddressRules
-from splitserve_rpc.health_service import HealthService
+from splitserve_common import AddressRules
+from splitserve_rpc import HealthService
 from tests.simulation.executor_process import BEGINNING_NS
 from tests.simulation.network import Network
 from tests.simulation.servers import Server

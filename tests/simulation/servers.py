@@ -10,9 +10,7 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from splitserve_rpc.access import Access
-from splitserve_rpc.interceptors import BoundaryInterceptor
-from splitserve_rpc.server import MAX_MESSAGE_BYTES
+from splitserve_rpc import MAX_MESSAGE_BYTES, Access, BoundaryInterceptor
 from tests.simulation.calls import Window
 from tests.simulation.network import End, Frame, Network
 from tests.simulation.virtual_loop import current_process

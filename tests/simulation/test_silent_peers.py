@@ -15,14 +15,13 @@ from unittest import mock
 import grpc.aio
 import pytest
 
-from executor_service.service.answer_encoding import encode_info
-from executor_service.service.registration import ranked
-from executor_service.steps.executor_info import ExecutorInfo
+from executor_service.service import encode_info, ranked
+from executor_service.steps import ExecutorInfo
 from scheduler_service.config import ClusterConfig
 from splitserve.executor.v1 import executor_pb2
 from splitserve_client import SamplingParams, SchedulingParams
-from splitserve_common.scheduler_discovery import Discovery, StaticDiscovery
-from splitserve_rpc.server import KEEPALIVE_S, PING_TIMEOUT_S
+from splitserve_common import Discovery, StaticDiscovery
+from splitserve_rpc import KEEPALIVE_S, PING_TIMEOUT_S
 from tests.simulation.calls import opener
 from tests.simulation.client_process import SimulatedClient
 from tests.simulation.executor_process import ExecutorShape, SimulatedExecutor

@@ -7,12 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from executor_service.service.answer_encoding import encode_answer
-from executor_service.service.batch_decoding import decode_batch
-from executor_service.steps.batch import StepAnswer
-from executor_service.steps.executor_info import ExecutorInfo
-from executor_service.steps.step import StepInput
-from executor_service.steps.step_executor import StepExecutor
+from executor_service.service import decode_batch, encode_answer
+from executor_service.steps import ExecutorInfo, StepAnswer, StepExecutor, StepInput
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.support.fakes.fake_runner import StepFault

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random
 
-from scheduler_service.scheduler.values.request import sequence_seed
+from scheduler_service.scheduler.values import sequence_seed
 from splitserve_client import BeamSearch, Choices, Completion, SamplingParams, SchedulingParams
 from tests.support.fakes.expected_outputs import expected_completions
 from tests.support.fakes.fake_model import VOCAB_SIZE, expected_reads, fake_prompt_logprob

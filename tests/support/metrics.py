@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from splitserve_metrics.instruments import Page
+from splitserve_metrics import Page
 
 Numbers = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from splitserve_rpc.errors import CODE_OF_REASON
+from splitserve_rpc import CODE_OF_REASON
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "client.md").read_text()

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from splitserve_options.option import Command
-from splitserve_options.options import options_of, resolve
+from splitserve_options import Command, options_of, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text()

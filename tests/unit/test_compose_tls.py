@@ -12,10 +12,9 @@ from cryptography import x509
 from executor_service.config import ExecutorConfig
 from scheduler_service.config import SchedulerServiceConfig
 from splitserve_cli.main import main
-from splitserve_client.client_config import ApiKey
+from splitserve_client import ApiKey
 from splitserve_gateway.config import GatewayConfig
-from splitserve_options.option import CLIENT_ENV, Command
-from splitserve_options.options import options_of, resolve
+from splitserve_options import CLIENT_ENV, Command, options_of, resolve
 from tests.support.security.cluster import (
     COMPOSE_FOLDER,
     ROOT,

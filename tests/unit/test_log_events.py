@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitserve_common.process_log import LOGGING_PACKAGES
+from splitserve_common import LOGGING_PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 # Sentences about compiling, which the document has in words.

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 from google.protobuf.message import Message
 
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.scheduler.values import Request, SamplingParams
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import make_config
 from tests.support.core.in_process import InProcessEngine

@@ -14,9 +14,7 @@ import promql_parser
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from splitserve_metrics.executor_table import EXECUTOR_METRICS, GATEWAY_METRICS
-from splitserve_metrics.instruments import MetricKind
-from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
+from splitserve_metrics import EXECUTOR_METRICS, GATEWAY_METRICS, SCHEDULER_METRICS, MetricKind
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "observability"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from scheduler_service.scheduler.values.request import FinishReason
-from scheduler_service.service.readiness import Readiness
-from splitserve_rpc.errors import CODE_OF_REASON
+from scheduler_service.scheduler.values import FinishReason
+from scheduler_service.service import Readiness
+from splitserve_rpc import CODE_OF_REASON
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 OPERATIONS = (DOCS / "operations.md").read_text()

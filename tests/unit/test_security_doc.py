@@ -15,9 +15,7 @@ from scheduler_service.config import SchedulerServiceConfig
 from splitserve_cli.main import main
 from splitserve_cli.serve_config import check_callers, check_http, check_loopback
 from splitserve_gateway.config import GatewayConfig
-from splitserve_options import options
-from splitserve_options.option import COMMANDS
-from splitserve_options.options import OPTIONS
+from splitserve_options import COMMANDS, OPTIONS, options
 from tests.support.processes.addresses import reserve_address
 from tests.support.security.cluster import Certificates
 

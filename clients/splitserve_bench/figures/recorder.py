@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from splitserve_bench.figures.log_histogram import LogHistogram, Parts
-from splitserve_bench.load.outcome import LoadAbandoned, Outcome
+from splitserve_bench.load import LoadAbandoned, Outcome
 
 # -- Latencies of one answer -----------------------------------------------------------------------
 

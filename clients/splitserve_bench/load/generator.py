@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Self
 
 from splitserve_bench.load.outcome import LoadAbandoned, Outcome, Watcher, time_exchange
-from splitserve_bench.targets.target import AskFailed, Dialog, Target
-from splitserve_bench.workloads.conversation import Conversation, PromptPiece, Turn
+from splitserve_bench.targets import AskFailed, Dialog, Target
+from splitserve_bench.workloads import Conversation, PromptPiece, Turn
 
 # Head start, so that the first request is not late.
 _LEAD_S = 0.05

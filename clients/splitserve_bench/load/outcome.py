@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from splitserve_bench.targets.target import AnswerSummary, AskFailed, Exchange, Tokens
+from splitserve_bench.targets import AnswerSummary, AskFailed, Exchange, Tokens
 
 
 @dataclass(slots=True)

@@ -8,15 +8,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from splitserve_bench.figures.log_histogram import (
+from splitserve_bench.figures import (
+    METRICS,
     Estimate,
     LogHistogram,
+    Recorder,
     estimate,
     estimate_ratios,
     merged,
+    seconds_text,
 )
-from splitserve_bench.figures.recorder import METRICS, Recorder, seconds_text
-from splitserve_common.text import parse_json, printable
+from splitserve_common import parse_json, printable
 
 FORMAT = "splitserve-bench 1"
 QUANTILES = (0.5, 0.9, 0.95, 0.99)

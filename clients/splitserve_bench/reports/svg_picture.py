@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from splitserve_bench.figures.log_histogram import LogHistogram, merged
-from splitserve_bench.figures.recorder import seconds_text
+from splitserve_bench.figures import LogHistogram, merged, seconds_text
 from splitserve_bench.reports.report import TargetReport
-from splitserve_common.text import printable
+from splitserve_common import printable
 
 _HEAD = 64
 # Titles up to this many characters fit in letters of this size.

@@ -17,8 +17,8 @@ from splitserve_bench.targets.target import (
     Part,
     Tokens,
 )
-from splitserve_bench.workloads.conversation import PromptPiece, PromptTokens, Turn
-from splitserve_common.text import parse_json
+from splitserve_bench.workloads import PromptPiece, PromptTokens, Turn
+from splitserve_common import parse_json
 
 _MOST_ERROR_BYTES = 64 * 1024
 # Numbers of words of two probe prompts, which show how many tokens a word has.

@@ -18,8 +18,9 @@ from splitserve_bench.targets.target import (
     TargetAddress,
     Tokens,
 )
-from splitserve_bench.workloads.conversation import PromptTokens, Turn
+from splitserve_bench.workloads import PromptTokens, Turn
 from splitserve_client import (
+    ApiKey,
     AsyncClient,
     ClientConfig,
     Finish,
@@ -28,8 +29,7 @@ from splitserve_client import (
     Session,
     SplitserveError,
 )
-from splitserve_client.client_config import ApiKey
-from splitserve_rpc.tls import TlsFiles, load_files
+from splitserve_rpc import TlsFiles, load_files
 
 # Refused and lost requests are counted, not hidden by a retry.
 _NO_RETRY = RetryPolicy(give_up_after_s=0.0)

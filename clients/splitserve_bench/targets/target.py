@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
-from splitserve_bench.workloads.conversation import Turn
-from splitserve_rpc.tls import TlsFiles
+from splitserve_bench.workloads import Turn
+from splitserve_rpc import TlsFiles
 
 
 class AskFailed(Exception):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from splitserve_bench.workloads.conversation import Conversation, PromptPiece, Turn
-from splitserve_common.text import parse_json
+from splitserve_common import parse_json
 
 MOONCAKE_BLOCK_TOKENS = 512
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")

@@ -8,11 +8,18 @@ from typing import Protocol
 
 from splitserve_cli.checks.finding import Finding, ok, warning, wrong
 from splitserve_cli.checks.machine import check_pools
-from splitserve_client.errors import CallerNotAllowed, CallerUnknown, ModelNotReady
-from splitserve_client.scheduler_info import Executor, ExecutorList, Model, Readiness
-from splitserve_common.addresses import is_loopback
-from splitserve_contract.version import CONTRACT_MAJOR, CONTRACT_MINOR
-from splitserve_text.errors import SplitserveError
+from splitserve_client import (
+    CallerNotAllowed,
+    CallerUnknown,
+    Executor,
+    ExecutorList,
+    Model,
+    ModelNotReady,
+    Readiness,
+)
+from splitserve_common import is_loopback
+from splitserve_contract import CONTRACT_MAJOR, CONTRACT_MINOR
+from splitserve_text import SplitserveError
 
 _DIGEST_CHARS = 12
 _START_EXECUTOR = "start an executor with --scheduler; if it does not register, see its log"

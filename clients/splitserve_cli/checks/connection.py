@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from splitserve_cli.checks.finding import Finding, ok, wrong
-from splitserve_rpc.tls import TlsFiles
+from splitserve_rpc import TlsFiles
 
 TIMEOUT_S = 5.0
 # A server that requires a client certificate closes the connection immediately; other servers may

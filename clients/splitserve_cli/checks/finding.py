@@ -9,9 +9,16 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
-from splitserve_common.text import printable
-from splitserve_options.option import Command, OptionKind
-from splitserve_options.options import OptionError, Value, options_of, resolve, unknown_variables
+from splitserve_common import printable
+from splitserve_options import (
+    Command,
+    OptionError,
+    OptionKind,
+    Value,
+    options_of,
+    resolve,
+    unknown_variables,
+)
 
 
 class State(Enum):

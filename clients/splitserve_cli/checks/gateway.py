@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from splitserve_cli.checks.cluster import check_clock
 from splitserve_cli.checks.connection import TIMEOUT_S
 from splitserve_cli.checks.finding import Finding, ok, warning, wrong
-from splitserve_client.scheduler_info import Model
-from splitserve_common.text import parse_json
+from splitserve_client import Model
+from splitserve_common import parse_json
 
 _MAX_BYTES = 1 << 20
 _DIGEST_CHARS = 12

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from splitserve_cli.checks.finding import Finding, ok, warning, wrong
-from splitserve_common.text import parse_json
+from splitserve_common import parse_json
 
 ROOT = Path("/")
 _GIB = 2**30

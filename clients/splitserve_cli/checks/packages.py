@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 
 from splitserve_cli.checks.finding import Finding, ok, warning, wrong
 from splitserve_cli.extras import MODULES
-from splitserve_options.option import Command
+from splitserve_options import Command
 
 VersionOf = Callable[[str], str | None]
 RequirementsOf = Callable[[str], Iterable[str]]

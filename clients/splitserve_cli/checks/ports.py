@@ -12,15 +12,17 @@ from pathlib import Path
 from types import MappingProxyType
 
 from splitserve_cli.checks.finding import Finding, State, ok, warning, wrong
-from splitserve_common.addresses import CannotListen, claim_address
-from splitserve_common.certificate import Certificate, read_certificate, refusal_of
-from splitserve_common.files import is_readable_by_others
-from splitserve_common.text import printable
-from splitserve_options.model_folder import NoCheckpoint, find_checkpoint
-from splitserve_options.option import BUNDLED_MODEL, Command
-from splitserve_options.options import Value
-from splitserve_rpc.access import Role
-from splitserve_rpc.tls import TlsFiles
+from splitserve_common import (
+    CannotListen,
+    Certificate,
+    claim_address,
+    is_readable_by_others,
+    printable,
+    read_certificate,
+    refusal_of,
+)
+from splitserve_options import BUNDLED_MODEL, Command, NoCheckpoint, Value, find_checkpoint
+from splitserve_rpc import Role, TlsFiles
 
 # In a line of /proc/net/tcp: state of a listening socket, and the column of its inode.
 _LISTENS, _INODE = "0A", 9

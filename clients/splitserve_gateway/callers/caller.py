@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from splitserve_gateway.http.errors import caller_unknown
-from splitserve_gateway.upstreams.upstream import Upstream
-from splitserve_rpc.access import MAX_CREDENTIAL_CHARS, is_credential, split_bearer
+from splitserve_gateway.http import caller_unknown
+from splitserve_gateway.upstreams import Upstream
+from splitserve_rpc import MAX_CREDENTIAL_CHARS, is_credential, split_bearer
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,20 +15,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from splitserve_client import CallerUnknown, Identity, QuotaExceeded, SplitserveError
 from splitserve_gateway.callers.caller import Caller, credential_of
-from splitserve_gateway.http.errors import (
+from splitserve_gateway.http import (
     UPSTREAM_REFUSED,
     caller_not_allowed,
     caller_unknown,
+    is_about_health,
     no_scheduler,
+    origin_of,
     too_many_lookups,
     too_many_requests,
     upstream_refused,
 )
-from splitserve_gateway.http.guard import is_about_health
-from splitserve_gateway.http.listener import origin_of
-from splitserve_gateway.sharing.turns import FairSemaphore, Shares, TooManyWait
-from splitserve_gateway.upstreams.fleet import Fleet
-from splitserve_gateway.upstreams.upstream import Upstream
+from splitserve_gateway.sharing import FairSemaphore, Shares, TooManyWait
+from splitserve_gateway.upstreams import Fleet, Upstream
 
 _GENERATE = "generate"
 _TENANTS = "tenants"

@@ -18,13 +18,20 @@ from splitserve_gateway.endpoints.shapes import (
     check_streaming,
     prompt_logprobs,
 )
-from splitserve_gateway.generation.chat_requests import ChatGeneration, chat_generation
-from splitserve_gateway.generation.choices import ChoiceEnd, Delta, FieldNames, chat_fields, naming
-from splitserve_gateway.generation.prompts import tokenizer_of
-from splitserve_gateway.generation.text_requests import sampling_params
-from splitserve_gateway.grammars.answer_plan import AnswerPlan
-from splitserve_gateway.http.errors import invalid
-from splitserve_gateway.schemas.chat import ChatRequest
+from splitserve_gateway.generation import (
+    ChatGeneration,
+    ChoiceEnd,
+    Delta,
+    FieldNames,
+    chat_fields,
+    chat_generation,
+    naming,
+    sampling_params,
+    tokenizer_of,
+)
+from splitserve_gateway.grammars import AnswerPlan
+from splitserve_gateway.http import invalid
+from splitserve_gateway.schemas import ChatRequest
 from splitserve_text import (
     ContentDelta,
     ReasoningDelta,

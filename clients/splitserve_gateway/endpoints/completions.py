@@ -19,19 +19,21 @@ from splitserve_gateway.endpoints.shapes import (
     joined,
     prompt_logprobs,
 )
-from splitserve_gateway.generation.chat_requests import checked_grammar
-from splitserve_gateway.generation.choices import (
+from splitserve_gateway.generation import (
     ChoiceEnd,
     Delta,
+    EncodedPrompt,
     FieldNames,
     TextRequest,
+    checked_grammar,
     completion_fields,
+    encode_prompts,
     naming,
+    sampling_params,
+    text_request,
 )
-from splitserve_gateway.generation.prompts import EncodedPrompt, encode_prompts
-from splitserve_gateway.generation.text_requests import sampling_params, text_request
-from splitserve_gateway.http.errors import invalid
-from splitserve_gateway.schemas.chat import CompletionRequest
+from splitserve_gateway.http import invalid
+from splitserve_gateway.schemas import CompletionRequest
 from splitserve_text import (
     TokenLogprob,
 )

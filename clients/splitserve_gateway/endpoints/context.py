@@ -10,17 +10,14 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from splitserve_client import Model
-from splitserve_gateway.callers.caller import ANYBODY, Caller, caller_of
+from splitserve_gateway.callers import ANYBODY, Caller, caller_of
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.generation.prompts import (
-    Serving,
-)
-from splitserve_gateway.grammars.checker import GrammarChecker
-from splitserve_gateway.http.bodies import BodyBudget, read_body
-from splitserve_gateway.http.guard import Exchanges
-from splitserve_gateway.schemas.base import ApiRequest
-from splitserve_gateway.sharing.turns import FairSemaphore
-from splitserve_gateway.upstreams.fleet import Fleet
+from splitserve_gateway.generation import Serving
+from splitserve_gateway.grammars import GrammarChecker
+from splitserve_gateway.http import BodyBudget, Exchanges, read_body
+from splitserve_gateway.schemas import ApiRequest
+from splitserve_gateway.sharing import FairSemaphore
+from splitserve_gateway.upstreams import Fleet
 
 Schema = TypeVar("Schema", bound=ApiRequest)
 

@@ -13,18 +13,18 @@ from starlette.responses import JSONResponse, Response
 from splitserve_client import Model
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
 from splitserve_gateway.endpoints.shapes import with_notes
-from splitserve_gateway.generation.chat_requests import tools_of
-from splitserve_gateway.generation.prompts import (
+from splitserve_gateway.generation import (
     SMALL_SIZE,
     check_chars,
     encode_chat,
     run_off_loop,
     tokenizer_of,
+    tools_of,
 )
-from splitserve_gateway.http.errors import invalid, model_unknown, too_many_requests
-from splitserve_gateway.schemas.chat import DetokenizeRequest, TokenizeRequest
-from splitserve_gateway.sharing.turns import TooManyWait
-from splitserve_gateway.upstreams.upstream import ServedByScheduler
+from splitserve_gateway.http import invalid, model_unknown, too_many_requests
+from splitserve_gateway.schemas import DetokenizeRequest, TokenizeRequest
+from splitserve_gateway.sharing import TooManyWait
+from splitserve_gateway.upstreams import ServedByScheduler
 
 # -- Models: `GET /v1/models` and `GET /v1/models/{id}` --------------------------------------------
 

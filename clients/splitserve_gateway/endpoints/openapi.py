@@ -13,14 +13,14 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from splitserve_gateway.http.guard import is_about_health
-from splitserve_gateway.schemas.chat import (
+from splitserve_gateway.http import is_about_health
+from splitserve_gateway.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ResponsesRequest,
     TokenizeRequest,
 )
-from splitserve_gateway.schemas.responses import ResponsesRequest
 
 _BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,

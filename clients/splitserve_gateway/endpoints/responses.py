@@ -20,22 +20,21 @@ from splitserve_client import (
 from splitserve_gateway.endpoints.chat import start_chat
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
 from splitserve_gateway.endpoints.shapes import Json, TokenNames, chat_logprobs, with_notes
-from splitserve_gateway.generation.chat_requests import chat_request
-from splitserve_gateway.generation.choices import (
+from splitserve_gateway.generation import (
     Delta,
     Event,
     TextRequest,
     Totals,
     answer_id,
+    chat_request,
+    gathered,
     response_fields,
     stream_choices,
+    tokenizer_of,
 )
-from splitserve_gateway.generation.prompts import tokenizer_of
-from splitserve_gateway.generation.text_requests import gathered
-from splitserve_gateway.grammars.answer_plan import AnswerPlan
-from splitserve_gateway.http.errors import ApiError, error_of, invalid
-from splitserve_gateway.http.exchange import NAMED_EVENTS, event_stream
-from splitserve_gateway.schemas.responses import ResponsesRequest
+from splitserve_gateway.grammars import AnswerPlan
+from splitserve_gateway.http import NAMED_EVENTS, ApiError, error_of, event_stream, invalid
+from splitserve_gateway.schemas import ResponsesRequest
 from splitserve_text import (
     ContentDelta,
     Detokenizer,

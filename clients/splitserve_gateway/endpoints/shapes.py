@@ -14,21 +14,24 @@ from typing import Protocol, Self
 from pydantic_core import to_json
 from starlette.responses import Response
 
-from splitserve_gateway.generation.choices import (
+from splitserve_gateway.generation import (
     Delta,
     PromptScores,
     TextRequest,
     Totals,
     answer_id,
+    gathered,
     stream_choices,
 )
-from splitserve_gateway.generation.text_requests import gathered
-from splitserve_gateway.http.errors import invalid
-from splitserve_gateway.http.exchange import event_stream
-from splitserve_gateway.schemas.base import ApiRequest, StreamOptions
-from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
-from splitserve_gateway.schemas.sampling import SamplingFields
-from splitserve_gateway.upstreams.upstream import ServedByScheduler
+from splitserve_gateway.http import event_stream, invalid
+from splitserve_gateway.schemas import (
+    ApiRequest,
+    ChatRequest,
+    CompletionRequest,
+    SamplingFields,
+    StreamOptions,
+)
+from splitserve_gateway.upstreams import ServedByScheduler
 from splitserve_text import (
     Detokenizer,
     Tokenizer,

@@ -19,47 +19,47 @@ from splitserve_gateway.generation.prompts import (
     truncated,
 )
 from splitserve_gateway.generation.text_requests import text_request
-from splitserve_gateway.grammars.answer_plan import AnswerPlan, AnswerRules, plan_answer
-from splitserve_gateway.grammars.checker import (
+from splitserve_gateway.grammars import (
+    AnswerPlan,
+    AnswerRules,
     GrammarCheckUnavailable,
     GrammarRefused,
     RequestedGrammar,
+    ToolUse,
+    as_sent,
+    plan_answer,
     requested_grammar,
+    tool_use,
 )
-from splitserve_gateway.grammars.tools import ToolUse, as_sent, tool_use
-from splitserve_gateway.http.errors import ApiError, invalid
-from splitserve_gateway.schemas.chat import (
-    ChatFields,
-    ChatMessage,
-    ChatRequest,
-    FunctionCall,
-    RefusalPart,
-    ToolCall,
-)
-from splitserve_gateway.schemas.responses import (
-    CalledFunction,
-    Content,
-    FunctionOutput,
-    Item,
-    Message,
-    Reasoning,
-    ResponsesRequest,
-)
-from splitserve_gateway.schemas.sampling import (
+from splitserve_gateway.http import ApiError, invalid
+from splitserve_gateway.schemas import (
     GRAMMAR_FIELDS,
     AllowedChatChoice,
     AllowedChatTools,
+    CalledFunction,
+    ChatFields,
+    ChatMessage,
+    ChatRequest,
     ChatTool,
     ChatToolChoice,
     ChatToolName,
+    Content,
+    FunctionCall,
     FunctionDefinition,
+    FunctionOutput,
+    Item,
+    Message,
     NamedFunction,
+    Reasoning,
+    RefusalPart,
+    ResponsesRequest,
     ResponseTool,
     ResponseToolChoice,
     ResponseToolName,
     SamplingFields,
+    ToolCall,
 )
-from splitserve_gateway.upstreams.upstream import ServedByScheduler
+from splitserve_gateway.upstreams import ServedByScheduler
 from splitserve_text import (
     Grammar,
     OutputFormat,

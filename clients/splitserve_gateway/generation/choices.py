@@ -18,14 +18,17 @@ from splitserve_client import (
     RequestFailed,
     SplitserveError,
 )
-from splitserve_common.process_log import log_context
-from splitserve_gateway.callers.caller import Caller
+from splitserve_common import log_context
+from splitserve_gateway.callers import Caller
 from splitserve_gateway.generation.prompts import EncodedPrompt
-from splitserve_gateway.http.errors import ApiError, api_error, invalid
-from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
-from splitserve_gateway.schemas.sampling import GRAMMAR_FIELDS, SamplingFields
-from splitserve_gateway.upstreams.upstream import ServedByScheduler, Upstream
-from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
+from splitserve_gateway.http import ApiError, api_error, invalid
+from splitserve_gateway.schemas import (
+    GRAMMAR_FIELDS,
+    ChatRequest,
+    CompletionRequest,
+    SamplingFields,
+)
+from splitserve_gateway.upstreams import ServedByScheduler, Upstream, UpstreamRequest
 from splitserve_text import (
     End,
     Finish,

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 from splitserve_client import (
     TokenizerUnavailable,
 )
-from splitserve_gateway.callers.caller import Caller
+from splitserve_gateway.callers import Caller
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.grammars.checker import GrammarChecker, TenantChecker
-from splitserve_gateway.http.errors import ApiError, invalid
-from splitserve_gateway.schemas.chat import ChatFields, ChatMessage, CompletionRequest
-from splitserve_gateway.upstreams.upstream import ServedByScheduler, Upstream
+from splitserve_gateway.grammars import GrammarChecker, TenantChecker
+from splitserve_gateway.http import ApiError, invalid
+from splitserve_gateway.schemas import ChatFields, ChatMessage, CompletionRequest
+from splitserve_gateway.upstreams import ServedByScheduler, Upstream
 from splitserve_text import (
     Tokenizer,
 )

@@ -7,12 +7,12 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar
 
-from splitserve_contract.sampling_parameters import PARAMETERS
+from splitserve_contract import PARAMETERS
 from splitserve_gateway.generation.choices import Delta, Event, FieldNames, TextRequest
 from splitserve_gateway.generation.prompts import EncodedPrompt, Serving, run_off_loop
-from splitserve_gateway.http.errors import ApiError, invalid
-from splitserve_gateway.schemas.sampling import GRAMMAR_FIELDS, SamplingFields
-from splitserve_gateway.upstreams.upstream import ServedByScheduler
+from splitserve_gateway.http import ApiError, invalid
+from splitserve_gateway.schemas import GRAMMAR_FIELDS, SamplingFields
+from splitserve_gateway.upstreams import ServedByScheduler
 from splitserve_text import (
     BeamSearch,
     EarlyStopping,

@@ -2,3 +2,39 @@
 
 Text only, no web.
 """
+
+from splitserve_gateway.grammars.answer_plan import AnswerPlan, AnswerRules, plan_answer
+from splitserve_gateway.grammars.check_process import CheckProcess
+from splitserve_gateway.grammars.checker import (
+    ANY_OBJECT,
+    CheckerLimits,
+    Gbnf,
+    GrammarChecker,
+    GrammarCheckUnavailable,
+    GrammarRefused,
+    RequestedGrammar,
+    Source,
+    TenantChecker,
+    requested_grammar,
+)
+from splitserve_gateway.grammars.tools import ToolUse, as_sent, tool_use
+
+__all__ = [
+    "ANY_OBJECT",
+    "AnswerPlan",
+    "AnswerRules",
+    "CheckProcess",
+    "CheckerLimits",
+    "Gbnf",
+    "GrammarCheckUnavailable",
+    "GrammarChecker",
+    "GrammarRefused",
+    "RequestedGrammar",
+    "Source",
+    "TenantChecker",
+    "ToolUse",
+    "as_sent",
+    "plan_answer",
+    "requested_grammar",
+    "tool_use",
+]

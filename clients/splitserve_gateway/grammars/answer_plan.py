@@ -21,7 +21,7 @@ from splitserve_gateway.grammars.tools import (
     text_and_calls,
     texts_of,
 )
-from splitserve_grammars.limits import MAX_GRAMMAR_BYTES
+from splitserve_grammars import MAX_GRAMMAR_BYTES
 from splitserve_text import (
     JSON,
     Grammar,

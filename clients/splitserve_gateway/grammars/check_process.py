@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from splitserve_grammars.trial import GrammarTrialResult, GrammarTrials, trial_command
+from splitserve_grammars import GrammarTrialResult, GrammarTrials, trial_command
 
 
 class CheckProcess:

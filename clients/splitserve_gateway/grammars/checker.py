@@ -14,16 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from splitserve_gateway.grammars.check_process import CheckProcess
-from splitserve_gateway.sharing.turns import FairQueue
-from splitserve_grammars.limits import (
+from splitserve_gateway.sharing import FairQueue
+from splitserve_grammars import (
     FIRST_TRIAL_CPU_S,
     MAX_ADDRESS_BYTES,
     MAX_CHOICES,
     MAX_COMPILE_CPU_S,
     MAX_GRAMMAR_BYTES,
     MAX_TRIAL_WALL_S,
-)
-from splitserve_grammars.trial import (
     GrammarTrialResult,
     TrialTooSlow,
     TrialUnavailable,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from splitserve_gateway.grammars.checker import GrammarRefused, json_text
-from splitserve_gateway.schemas.sampling import (
+from splitserve_gateway.schemas import (
     AllowedChatChoice,
     ChatTool,
     ChatToolChoice,

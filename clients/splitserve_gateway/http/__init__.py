@@ -1,1 +1,53 @@
 """HTTP server parts: connections, bounded bodies, errors in OpenAI's format, event streams."""
+
+from splitserve_gateway.http.bodies import FREE_BYTES, BodyBudget, BodyShare, read_body
+from splitserve_gateway.http.connection import Connection
+from splitserve_gateway.http.errors import (
+    UPSTREAM_REFUSED,
+    ApiError,
+    api_error,
+    caller_not_allowed,
+    caller_unknown,
+    error_of,
+    invalid,
+    model_unknown,
+    no_scheduler,
+    quoted,
+    too_many_lookups,
+    too_many_requests,
+    upstream_refused,
+)
+from splitserve_gateway.http.exchange import NAMED_EVENTS, EndedExchange, Exchange, event_stream
+from splitserve_gateway.http.guard import Exchanges, Guard, is_about_health
+from splitserve_gateway.http.listener import Listener, connection_places, origin_of
+
+__all__ = [
+    "FREE_BYTES",
+    "NAMED_EVENTS",
+    "UPSTREAM_REFUSED",
+    "ApiError",
+    "BodyBudget",
+    "BodyShare",
+    "Connection",
+    "EndedExchange",
+    "Exchange",
+    "Exchanges",
+    "Guard",
+    "Listener",
+    "api_error",
+    "caller_not_allowed",
+    "caller_unknown",
+    "connection_places",
+    "error_of",
+    "event_stream",
+    "invalid",
+    "is_about_health",
+    "model_unknown",
+    "no_scheduler",
+    "origin_of",
+    "quoted",
+    "read_body",
+    "too_many_lookups",
+    "too_many_requests",
+    "upstream_refused",
+]

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from splitserve_gateway.http.errors import ApiError, invalid, quoted
-from splitserve_gateway.sharing.turns import Shares
+from splitserve_gateway.sharing import Shares
 
 Schema = TypeVar("Schema", bound=BaseModel)
 

@@ -31,7 +31,7 @@ from splitserve_client import (
     StreamNotRead,
     TokenizerUnavailable,
 )
-from splitserve_common.web_guard import WebRefusal
+from splitserve_common import WebRefusal
 
 # Reason of a ServerUnreachable: a scheduler refuses the gateway itself, not its caller.
 UPSTREAM_REFUSED = "UPSTREAM_REFUSED"

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from splitserve_common.process_log import LogContext, log_context
+from splitserve_common import LogContext, log_context
 from splitserve_gateway.http.errors import ApiError, error_of, quoted
 from splitserve_gateway.tracing import ExchangeTrace, exchange_trace
 

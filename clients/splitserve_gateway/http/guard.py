@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from splitserve_common.web_guard import WebGuard
+from splitserve_common import WebGuard
 from splitserve_gateway.http.bodies import NEEDS_CONTENT_TYPE
 from splitserve_gateway.http.errors import ApiError, draining, too_many_requests, web_refused
 from splitserve_gateway.http.exchange import EndedExchange, Exchange

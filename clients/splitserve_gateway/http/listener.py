@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from splitserve_gateway.http.connection import Connection
-from splitserve_gateway.sharing.turns import HELD_PER_LEFT, Shares
-from splitserve_rpc.tls import HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
+from splitserve_gateway.sharing import HELD_PER_LEFT, Shares
+from splitserve_rpc import HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 
 # Pause after a failed accept: a missing resource, such as open files, may be free again.
 _PAUSE_S = 1.0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, WithJsonSchema, create_model
 
-from splitserve_contract.sampling_parameters import PARAMETERS
+from splitserve_contract import PARAMETERS
 from splitserve_gateway.schemas.base import (
     ApiRequest,
     Flag,

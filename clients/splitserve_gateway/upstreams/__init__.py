@@ -1,1 +1,7 @@
 """Upstream schedulers: discovery, model and readiness of each, and requests that outlive one."""
+
+from splitserve_gateway.upstreams.fleet import Fleet
+from splitserve_gateway.upstreams.upstream import ServedByScheduler, Upstream
+from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
+
+__all__ = ["Fleet", "ServedByScheduler", "Upstream", "UpstreamRequest"]

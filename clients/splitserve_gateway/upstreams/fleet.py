@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Self
 
 from splitserve_client import ClientConfig, Model, SplitserveError, UnreadBudget
-from splitserve_common.scheduler_discovery import Discovery
-from splitserve_gateway.http.errors import caller_not_allowed, model_unknown, no_scheduler
+from splitserve_common import Discovery
+from splitserve_gateway.http import caller_not_allowed, model_unknown, no_scheduler
 from splitserve_gateway.upstreams.upstream import ServedByScheduler, Upstream
 
 # Interval of discovery.

@@ -30,8 +30,8 @@ from splitserve_client import (
     TokenizerUnavailable,
     UnreadBudget,
 )
-from splitserve_gateway.http.errors import UPSTREAM_REFUSED
-from splitserve_rpc.peer_watch import SILENT_AFTER_S, PeerState, PeerWatch
+from splitserve_gateway.http import UPSTREAM_REFUSED
+from splitserve_rpc import SILENT_AFTER_S, PeerState, PeerWatch
 from splitserve_text import (
     Finish,
     SamplingParams,

@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from executor_service.backends.choose import LayerCompute
-from executor_service.device.kv_cache import KVCache, LayerShape
-from executor_service.model.input_batch import InputBatch, PassRows, PassTensors, send_rows
+from executor_service.backends import LayerCompute
+from executor_service.device import KVCache, LayerShape
+from executor_service.model import InputBatch, PassRows, PassTensors, send_rows
 from executor_service.speculation.eagle3.head_weights import HeadConfig, HeadWeights
 from splitserve_kernels.paged_batch import AttentionOptions, lay_out_decodes, lay_out_rows
 

@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from executor_service.decoders.llama_config import why_not_llama_settings
+from executor_service.decoders import why_not_llama_settings
 from executor_service.errors import ModelUnreadable, ModelUnsupported, one_line
 
 _EMBEDDING, _OFFSETS, _MASK = "embed_tokens.weight", "d2t", "t2d"

@@ -1,1 +1,38 @@
 """Native kernels for the CPU: attention, matrix products, and a whole decoder."""
+
+from splitserve_kernels.cpu.decoder import DecoderPools, NativeDecoder, RevealedStates, RunInput
+from splitserve_kernels.cpu.library import (
+    DTYPES,
+    STEP_PARTS,
+    NativeLibrary,
+    _torch_openmp,
+    load_library,
+)
+from splitserve_kernels.cpu.operations import (
+    NativeAttention,
+    PackedLinear,
+    WeightRows,
+    linear,
+    pack,
+    why_not_native_attention,
+)
+from splitserve_kernels.cpu.sampling import choose_tokens
+
+__all__ = [
+    "DTYPES",
+    "STEP_PARTS",
+    "DecoderPools",
+    "NativeAttention",
+    "NativeDecoder",
+    "NativeLibrary",
+    "PackedLinear",
+    "RevealedStates",
+    "RunInput",
+    "WeightRows",
+    "_torch_openmp",
+    "choose_tokens",
+    "linear",
+    "load_library",
+    "pack",
+    "why_not_native_attention",
+]

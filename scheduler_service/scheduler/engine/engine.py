@@ -15,34 +15,33 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Container
 
-from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
-from scheduler_service.scheduler.engine.outcomes.losses import (
+from scheduler_service.scheduler.engine.blocks import BlockPool
+from scheduler_service.scheduler.engine.outcomes import (
     FailureRecovery,
+    OutcomeChecks,
+    PromisedTokenRollback,
+    Results,
     detach,
     evacuate,
     take_back,
 )
-from scheduler_service.scheduler.engine.outcomes.outcome_checks import OutcomeChecks
-from scheduler_service.scheduler.engine.outcomes.results import PromisedTokenRollback, Results
 from scheduler_service.scheduler.engine.placement import Placement
-from scheduler_service.scheduler.engine.planning.arrival_checks import fits
-from scheduler_service.scheduler.engine.planning.lateness import DeadlineEnforcer
-from scheduler_service.scheduler.engine.planning.room import Room
-from scheduler_service.scheduler.engine.planning.step_planner import StepPlanner
+from scheduler_service.scheduler.engine.planning import DeadlineEnforcer, Room, StepPlanner, fits
 from scheduler_service.scheduler.engine.preemption_costs import PreemptionCosts
 from scheduler_service.scheduler.engine.sequences import SequenceEndings, Siblings
-from scheduler_service.scheduler.engine.speculation.draft_lengths import DraftTotals
-from scheduler_service.scheduler.queue.waiting_queue import Waiting, WaitingQueue
-from scheduler_service.scheduler.values.admission import AdmissionBlocker
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import (
+from scheduler_service.scheduler.engine.speculation import DraftTotals
+from scheduler_service.scheduler.queue import Waiting, WaitingQueue
+from scheduler_service.scheduler.values import (
+    AdmissionBlocker,
     ContractBroken,
+    FinishReason,
+    Request,
+    SchedulerConfig,
     StepEvents,
     StepOutcome,
     StepPlan,
     StepStatus,
 )
-from scheduler_service.scheduler.values.request import FinishReason, Request
 
 
 class Engine:

@@ -12,31 +12,29 @@ from operator import attrgetter
 
 import numpy as np
 
-from scheduler_service.scheduler.engine.blocks.block_manager import BlockManager
-from scheduler_service.scheduler.engine.blocks.prefix_cache import PrefixHit
+from scheduler_service.scheduler.engine.blocks import BlockManager, PrefixHit
 from scheduler_service.scheduler.engine.preemption_costs import PreemptionCosts
 from scheduler_service.scheduler.engine.row_columns import RowColumns
 from scheduler_service.scheduler.engine.step_draft import Departures, StepDraft, TablePart
 from scheduler_service.scheduler.engine.suspects import Suspects
-from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
-from scheduler_service.scheduler.values.config import PreemptionMode, SchedulerConfig
-from scheduler_service.scheduler.values.plan import (
-    KvLost,
-    Preempted,
-    PreemptionCause,
-    StartedRequest,
-    StepCounters,
-    SwappedIn,
-)
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.queue import WaitingQueue
+from scheduler_service.scheduler.values import (
     FinishReason,
     Int32Array,
     Int64Array,
+    KvLost,
     ParamsSets,
+    Preempted,
+    PreemptionCause,
+    PreemptionMode,
     Request,
     RequestStatus,
+    SchedulerConfig,
     Sequence,
     SequenceStatus,
+    StartedRequest,
+    StepCounters,
+    SwappedIn,
 )
 
 _rank = attrgetter("rank")

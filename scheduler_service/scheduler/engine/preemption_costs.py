@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_service.scheduler.values.config import PreemptionMode, SchedulerConfig
+from scheduler_service.scheduler.values import PreemptionMode, SchedulerConfig
 
 # Assumed until block moves were measured: half of what PCIe 4.0 x16 reaches.
 ASSUMED_HOST_LINK_BYTES_PER_S = 12e9

@@ -7,15 +7,17 @@ from bisect import bisect_left
 
 import numpy as np
 
-from scheduler_service.scheduler.values.plan import Drafts, RowWork, TableWrites
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.values import (
     NO_ROW,
     BoolArray,
+    Drafts,
     Int32Array,
     Int64Array,
     Request,
+    RowWork,
     Sequence,
     SequenceStatus,
+    TableWrites,
 )
 
 NO_STAY = 0

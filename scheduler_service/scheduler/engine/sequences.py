@@ -8,8 +8,8 @@ from collections.abc import Sequence as Items
 import numpy as np
 
 from scheduler_service.scheduler.engine.placement import Placement, running
-from scheduler_service.scheduler.values.request import Completion, FinishReason, Request, Sequence
-from scheduler_service.scheduler.values.request import SequenceStatus as Status
+from scheduler_service.scheduler.values import Completion, FinishReason, Request, Sequence
+from scheduler_service.scheduler.values import SequenceStatus as Status
 
 
 class SequenceEndings:

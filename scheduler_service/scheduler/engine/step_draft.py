@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from scheduler_service.scheduler.values.admission import AdmissionBlocker
-from scheduler_service.scheduler.values.plan import BlockMoves, Note
-from scheduler_service.scheduler.values.request import Request, Sequence
+from scheduler_service.scheduler.values import AdmissionBlocker, BlockMoves, Note, Request, Sequence
 
 
 class StepDraft:

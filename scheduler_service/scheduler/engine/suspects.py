@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 
-from scheduler_service.scheduler.values.request import Request, RequestStatus
+from scheduler_service.scheduler.values import Request, RequestStatus
 
 # Number of groups into which the requests of a failed step are divided.
 _NUM_GROUPS = 4

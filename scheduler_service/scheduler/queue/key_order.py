@@ -14,7 +14,7 @@ from scheduler_service.scheduler.queue.ordered_queue import (
     WaitingLanes,
 )
 from scheduler_service.scheduler.queue.queue_policy import QueuePolicy, rank_of
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values import Request
 
 TURN_EVERY = 8
 _ONLY_LANE: Lane = ("", "")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Generic, TypeAlias, TypeVar
 
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values import Request
 
 Key: TypeAlias = tuple[int, ...]
 Item = TypeVar("Item", bound=Hashable)

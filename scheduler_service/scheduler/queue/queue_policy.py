@@ -14,7 +14,7 @@ from itertools import islice
 from types import MappingProxyType
 
 from scheduler_service.scheduler.queue.ordered_queue import Key
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values import Request
 
 
 class QueuePolicy:

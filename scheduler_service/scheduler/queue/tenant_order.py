@@ -36,7 +36,7 @@ from scheduler_service.scheduler.queue.ordered_queue import (
     WaitingLanes,
 )
 from scheduler_service.scheduler.queue.queue_policy import QueuePolicy, TenantShares, rank_of
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values import Request
 
 INPUT_WEIGHT = 1
 OUTPUT_WEIGHT = 2

@@ -14,7 +14,7 @@ from scheduler_service.scheduler.queue.key_order import KeyOrder
 from scheduler_service.scheduler.queue.ordered_queue import Key, OpenLanes, WaitingLanes
 from scheduler_service.scheduler.queue.queue_policy import QueuePolicy, TenantShares, rank_of
 from scheduler_service.scheduler.queue.tenant_order import MAX_IDLE_TENANTS, TenantOrder
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values import Request
 
 _PROTECTED: Key = (0,)
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
-from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
-from scheduler_service.scheduler.engine.blocks.prefix_cache import (
+from scheduler_service.scheduler.engine.blocks import (
+    BlockPool,
     PublicBoundary,
     boundary_of,
     extend_chain,
@@ -21,8 +21,7 @@ from scheduler_service.scheduler.engine.blocks.prefix_cache import (
     num_findable_blocks,
     root_hash,
 )
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.request import Int32Array, Request, Sequence
+from scheduler_service.scheduler.values import Int32Array, Request, SchedulerConfig, Sequence
 
 # Most blocks of a prompt that are looked up; longer prompts may report less than is cached.
 MAX_BLOCKS = 8192

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from scheduler_service.scheduler.engine.engine import Engine
+from scheduler_service.scheduler.engine import Engine
 from scheduler_service.scheduler.routing.prefix_index import Prefixes, PrefixIndex
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.values import Request
 
 
 class Choice(NamedTuple):

@@ -15,11 +15,10 @@ from enum import Enum
 from itertools import chain, count
 from typing import NamedTuple
 
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.engine.planning.arrival_checks import fits
+from scheduler_service.scheduler.engine import Engine
+from scheduler_service.scheduler.engine.planning import fits
 from scheduler_service.scheduler.executor_state import ExecutorState
-from scheduler_service.scheduler.queue.ordered_queue import OpenLanes
-from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
+from scheduler_service.scheduler.queue import OpenLanes, WaitingQueue
 from scheduler_service.scheduler.routing.prefix_index import Prefixes
 from scheduler_service.scheduler.routing.router import (
     ASSUMED_TOKEN_NS,
@@ -28,9 +27,14 @@ from scheduler_service.scheduler.routing.router import (
     Router,
     are_alike,
 )
-from scheduler_service.scheduler.values.admission import AdmissionBlocker, AssignedFor, Assignment
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.request import Request, RequestStatus
+from scheduler_service.scheduler.values import (
+    AdmissionBlocker,
+    AssignedFor,
+    Assignment,
+    Request,
+    RequestStatus,
+    SchedulerConfig,
+)
 
 # Most requests that may begin before one that waits for a busy executor.
 MAX_PASSED = 8

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Literal
 
-from splitserve_contract.domain_error import DomainError
-from splitserve_contract.sampling_parameters import (
+from splitserve_contract import (
     MAX_BEAM_WIDTH,
     MAX_SEQUENCES,
     PARAMETER_OF_NAME,
     PARAMETERS,
+    DomainError,
     Range,
     SamplingValues,
 )

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from splitserve_kernels.cpu import NativeLibrary, _torch_openmp
 from splitserve_kernels.cpu.build import VARIANTS, Variant, _cpu_flags, library_path
-from splitserve_kernels.cpu.library import NativeLibrary, _torch_openmp
 from tests.kernels.cpu.tiny_decoders import DirectoryOf, save_decoder
 
 

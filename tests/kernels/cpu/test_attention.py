@@ -9,8 +9,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from splitserve_kernels.cpu.library import NativeLibrary
-from splitserve_kernels.cpu.operations import NativeAttention, why_not_native_attention
+from splitserve_kernels.cpu import NativeAttention, NativeLibrary, why_not_native_attention
 from splitserve_kernels.paged_batch import AttentionOptions
 from tests.kernels.problems import (
     Shape,

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from splitserve_kernels import reference
-from splitserve_kernels.cpu.library import NativeLibrary
-from splitserve_kernels.cpu.operations import NativeAttention
+from splitserve_kernels.cpu import NativeAttention, NativeLibrary
 from splitserve_kernels.paged_batch import AttentionOptions
 from tests.kernels.problems import (
     Shape,

@@ -9,17 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from executor_service.backends.choose import NATIVE, choose_compute
-from executor_service.decoders.cpu_decoder import build_native_model, why_not_native
-from executor_service.device.kv_cache import KVCache
-from executor_service.model.transformers_attention import (
-    SCRATCH_BLOCK_SIZE,
-    num_scratch_blocks,
-    run_in_steps,
-)
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.backends import NATIVE, choose_compute
+from executor_service.decoders import build_native_model, why_not_native
+from executor_service.device import KVCache
+from executor_service.model import SCRATCH_BLOCK_SIZE, num_scratch_blocks, run_in_steps
+from executor_service.runner import CacheConfig, build_runner
+from splitserve_kernels.cpu import STEP_PARTS, NativeLibrary
 from splitserve_kernels.cpu.build import VARIANTS
-from splitserve_kernels.cpu.library import STEP_PARTS, NativeLibrary
 from splitserve_kernels.paged_batch import PagedBatch
 from tests.kernels.cpu.tiny_decoders import (
     DECODERS,

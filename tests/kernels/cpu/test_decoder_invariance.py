@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor_service.decoders.cpu_decoder import NativeModel, build_native_model
-from executor_service.model.loaded_model import LoadedModel
-from splitserve_kernels.cpu.library import NativeLibrary
+from executor_service.decoders import NativeModel, build_native_model
+from executor_service.model import LoadedModel
+from splitserve_kernels.cpu import NativeLibrary
 from tests.kernels.cpu.tiny_decoders import DirectoryOf, Served, load_decoder, random_tokens, serve
 
 pytestmark = pytest.mark.cases(10)

@@ -14,18 +14,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from executor_service.backends.choose import native_draw
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.decoders.cpu_decoder import NativeModel, NativePagedModel
-from executor_service.device.kv_cache import KVCache
-from executor_service.model.input_batch import InputBatch
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import PagedModel
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.steps.drafts import run_on
-from executor_service.steps.sampling_params import SamplingParams
-from executor_service.steps.step import RowStatus, StepInput, StepOutput
-from splitserve_kernels.cpu.library import STEP_PARTS, NativeLibrary
+from executor_service.backends import native_draw
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.decoders import NativeModel, NativePagedModel
+from executor_service.device import KVCache
+from executor_service.model import InputBatch, LoadedModel, PagedModel
+from executor_service.runner import ModelRunner
+from executor_service.steps import RowStatus, SamplingParams, StepInput, StepOutput, run_on
+from splitserve_kernels.cpu import STEP_PARTS, NativeLibrary
 from splitserve_kernels.decoder_inputs import RunRows
 from tests.kernels.cpu.tiny_decoders import DirectoryOf, load_decoder, random_tokens
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model

@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from splitserve_kernels.cpu.library import NativeLibrary
-from splitserve_kernels.cpu.operations import PackedLinear, WeightRows, linear
-from splitserve_kernels.cpu.operations import pack as pack_rows
+from splitserve_kernels.cpu import NativeLibrary, PackedLinear, WeightRows, linear
+from splitserve_kernels.cpu import pack as pack_rows
 from tests.support.covering import covering
 
 pytestmark = pytest.mark.cases(12)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor_service.backends.choose import native_draw
-from executor_service.sampling.sampler import SamplingRows, draw_in_torch
-from executor_service.steps.sampling_params import SamplingParams
-from splitserve_kernels.cpu.library import NativeLibrary
+from executor_service.backends import native_draw
+from executor_service.sampling import SamplingRows, draw_in_torch
+from executor_service.steps import SamplingParams
+from splitserve_kernels.cpu import NativeLibrary
 from tests.support.steps.step_driver import make_sampling_rows
 
 VOCAB_SIZES = (1, 7, 511, 512, 513, 3000)

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.decoders.cpu_decoder import NativeModel
-from executor_service.device.kv_cache import KVCache
-from executor_service.model.loaded_model import LoadedModel
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.decoders import NativeModel
+from executor_service.device import KVCache
+from executor_service.model import LoadedModel
 from splitserve_kernels.paged_batch import build_paged_batch
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 

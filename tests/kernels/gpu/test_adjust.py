@@ -12,17 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor_service.device.streams import HostStreams, streams_of
-from executor_service.device.uploads import Uploads
-from executor_service.sampling.sampler import SamplingRows, adjust_in_torch, sample
-from executor_service.sampling.token_counts import TokenCounts
-from executor_service.steps.sampling_params import Grammar, SamplingParams, TokenMasks
+from executor_service.device import HostStreams, Uploads, streams_of
+from executor_service.sampling import SamplingRows, TokenCounts, adjust_in_torch, sample
+from executor_service.steps import Grammar, SamplingParams, TokenMasks
 from tests.support.steps.step_driver import make_sampling_rows
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 from executor_service.backends.gpu_draw import triton_adjust
-from executor_service.trials.kernel_trials import try_adjust
+from executor_service.trials import try_adjust
 
 NUM_PROMPT_TOKENS = 3
 GRAMMAR = Grammar("regex", ("a",))

@@ -12,14 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor_service.sampling.sampler import (
-    SamplingRows,
-    draw_in_torch,
-    draw_rows,
-    sample,
-    uniform,
-)
-from executor_service.steps.sampling_params import SamplingParams
+from executor_service.sampling import SamplingRows, draw_in_torch, draw_rows, sample, uniform
+from executor_service.steps import SamplingParams
 from tests.support.steps.step_driver import make_sampling_rows
 
 pytest.importorskip("triton", reason="triton is not installed")

@@ -13,7 +13,7 @@ from random import Random
 from types import MappingProxyType
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.scheduler.values.config import (
+from scheduler_service.scheduler.values import (
     BatchPolicyName,
     PolicyConfig,
     PreemptionMode,

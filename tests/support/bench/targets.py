@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import httpx2
 
-from splitserve_bench.targets.target import AnswerSummary, AskFailed, Part, Tokens
-from splitserve_bench.workloads.conversation import Conversation, PromptPiece, Turn
+from splitserve_bench.targets import AnswerSummary, AskFailed, Part, Tokens
+from splitserve_bench.workloads import Conversation, PromptPiece, Turn
 from tests.simulation.virtual_loop import new_loop
 from tests.support.processes.patience import PATIENCE_S
 

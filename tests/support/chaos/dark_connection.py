@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from splitserve_rpc.server import channel_options
+from splitserve_rpc import channel_options
 from tests.support.chaos.namespaces import UNSHARE
 from tests.support.processes.forked import ROOT, SOURCE_ROOTS
 

@@ -16,7 +16,7 @@ from contextlib import aclosing, suppress
 from itertools import pairwise
 from pathlib import Path
 
-from executor_service.service.registration import ranked
+from executor_service.service import ranked
 from splitserve_client import AsyncClient, SamplingParams, SplitserveError, Tokens
 from tests.contract.stranger.process import poll
 from tests.support.chaos.namespaces import UNSHARE

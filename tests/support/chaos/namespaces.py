@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from executor_service.service.registration import ranked
+from executor_service.service import ranked
 from tests.support.chaos.network import BOTH, NUM_SCHEDULERS, Direction, ExecutorPlace
 
 UNSHARE = ("unshare", "--net", *(() if os.geteuid() == 0 else ("--user", "--map-root-user")))

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from executor_service.service.registration import ranked
+from executor_service.service import ranked
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.cut_proxy import CutProxy, Way, cut_proxy
 

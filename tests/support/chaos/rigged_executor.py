@@ -15,9 +15,8 @@ from pathlib import Path
 from executor_service import __main__ as executor
 from executor_service import engine_loader
 from executor_service.config import ExecutorConfig
-from executor_service.service import step_worker
-from executor_service.service.answer_encoding import encode_answer
-from executor_service.steps.batch import StepAnswer
+from executor_service.service import encode_answer, step_worker
+from executor_service.steps import StepAnswer
 from splitserve.executor.v1 import executor_pb2
 from tests.support.chaos.rigged_runner import RiggedRunner
 

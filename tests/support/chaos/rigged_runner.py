@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from executor_service.steps.batch import StepAnswer
-from executor_service.steps.step import (
+from executor_service.steps import (
     Int32Array,
     PendingStep,
     RowStatus,
     Runner,
+    StepAnswer,
     StepInput,
     StepOutput,
 )

@@ -13,28 +13,26 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from scheduler_service.callers.caller import Admission
-from scheduler_service.callers.quotas import num_computed_outputs
+from scheduler_service.callers import Admission, num_computed_outputs
 from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
-from scheduler_service.executors.executor_link import LinkConfig
+from scheduler_service.executors import LinkConfig
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler.values.config import PolicyConfig
-from scheduler_service.scheduler.values.plan import TokenEvent
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.values import (
     FinishReason,
     Int32Array,
+    PolicyConfig,
     Request,
+    SamplingParams,
     SchedulingParams,
     ScoredToken,
+    TokenEvent,
     sequence_seed,
 )
-from scheduler_service.scheduler.values.request import Sequence as CoreSequence
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from scheduler_service.streams.outbox import Outbox
-from scheduler_service.streams.sinks import client_key
+from scheduler_service.scheduler.values import Sequence as CoreSequence
+from scheduler_service.streams import Outbox, client_key
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.support.core.in_process import SCHEDULER_EPOCH
 from tests.support.core.machines import CONFIG, VOCAB_SIZE, BurstLink, Machine
 from tests.support.fakes.fake_model import expected_tokens

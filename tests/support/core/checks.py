@@ -6,19 +6,18 @@ from collections import Counter
 
 import numpy as np
 
-from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.engine.placement import Placement
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepPlan
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.engine import Engine, Placement
+from scheduler_service.scheduler.engine.blocks import BlockPool
+from scheduler_service.scheduler.values import (
+    ID_BYTES,
     NO_ROW,
     Request,
     RequestStatus,
+    SchedulerConfig,
     Sequence,
     SequenceStatus,
+    StepPlan,
 )
-from scheduler_service.scheduler.values.sampling_params import ID_BYTES
 from scheduler_service.step_codec import encode_params
 from tests.support.fakes.fake_runner import FakeRunner
 

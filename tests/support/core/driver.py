@@ -8,36 +8,29 @@ from typing import Any
 
 import numpy as np
 
-from scheduler_service.journal.checkpoint import dump_state, load_state
-from scheduler_service.scheduler.engine.blocks.block_manager import BlockManager
-from scheduler_service.scheduler.engine.blocks.prefix_cache import NO_HIT, PrefixHit
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.engine.outcomes.losses import detach
-from scheduler_service.scheduler.engine.planning.arrival_checks import check_request
-from scheduler_service.scheduler.engine.planning.rows import GrowingRows
-from scheduler_service.scheduler.engine.row_columns import RowColumns
-from scheduler_service.scheduler.engine.sequences import Siblings
-from scheduler_service.scheduler.queue.queue_policy import make_queue_policy
-from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import (
+from scheduler_service.journal import dump_state, load_state
+from scheduler_service.scheduler.engine import Engine, RowColumns, Siblings
+from scheduler_service.scheduler.engine.blocks import NO_HIT, BlockManager, PrefixHit
+from scheduler_service.scheduler.engine.outcomes import detach
+from scheduler_service.scheduler.engine.planning import GrowingRows, check_request
+from scheduler_service.scheduler.queue import WaitingQueue, make_queue_policy
+from scheduler_service.scheduler.values import (
+    DEFAULT_SCHEDULING,
+    FinishReason,
     PreemptionCause,
+    Request,
+    RequestStatus,
     RowStatus,
+    SamplingParams,
+    SchedulerConfig,
+    SchedulingParams,
+    Sequence,
     StepEvents,
     StepOutcome,
     StepPlan,
     StepStatus,
 )
-from scheduler_service.scheduler.values.request import (
-    DEFAULT_SCHEDULING,
-    FinishReason,
-    Request,
-    RequestStatus,
-    SchedulingParams,
-    Sequence,
-)
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 
 
 class EngineWithQueue(Engine):

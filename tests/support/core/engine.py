@@ -8,13 +8,19 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
-from executor_service.service.answer_encoding import encode_answer
-from executor_service.service.batch_decoding import decode_batch
-from executor_service.steps.step_executor import StepExecutor
-from scheduler_service.scheduler.engine.outcomes.losses import MAX_FRUITLESS_LOSSES
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, StepPlan, StepStatus
-from scheduler_service.scheduler.values.request import FinishReason, Request, ScoredToken
+from executor_service.service import decode_batch, encode_answer
+from executor_service.steps import StepExecutor
+from scheduler_service.scheduler.engine.outcomes import MAX_FRUITLESS_LOSSES
+from scheduler_service.scheduler.values import (
+    FinishReason,
+    Request,
+    SchedulerConfig,
+    ScoredToken,
+    StepEvents,
+    StepOutcome,
+    StepPlan,
+    StepStatus,
+)
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.checks import check_charges, check_plan, lengths_of

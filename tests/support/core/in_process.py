@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from executor_service.service.answer_encoding import encode_answer
-from executor_service.service.batch_decoding import decode_batch
-from executor_service.steps.executor_info import (
+from executor_service.service import decode_batch, encode_answer
+from executor_service.steps import (
     ExecutorInfo,
     ExecutorLimits,
     ModelInfo,
+    Runner,
+    StepExecutor,
+    StepInput,
 )
-from executor_service.steps.executor_info import Feature as ExecutorFeature
-from executor_service.steps.step import Runner, StepInput
-from executor_service.steps.step_executor import StepExecutor
-from scheduler_service.scheduler.values.config import Feature, SchedulerConfig
-from scheduler_service.scheduler.values.plan import PreemptionCause, StepEvents, StepPlan
-from scheduler_service.scheduler.values.request import Request, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from executor_service.steps import Feature as ExecutorFeature
+from scheduler_service.scheduler.values import (
+    Feature,
+    PreemptionCause,
+    Request,
+    SamplingParams,
+    SchedulerConfig,
+    SchedulingParams,
+    StepEvents,
+    StepPlan,
+)
 from scheduler_service.step_codec import decode_result, encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import EngineWithQueue, make_config

@@ -6,28 +6,33 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 
-from executor_service.service.answer_encoding import encode_answer, encode_info
-from executor_service.service.batch_decoding import decode_batch
-from executor_service.steps.step import RowStatus, StepInput
-from executor_service.steps.step_executor import StepExecutor
-from scheduler_service.callers.caller import Admission
+from executor_service.service import decode_batch, encode_answer, encode_info
+from executor_service.steps import RowStatus, StepExecutor, StepInput
+from scheduler_service.callers import Admission
 from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
-from scheduler_service.executors.drains import Drained
-from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
-from scheduler_service.journal.journal import Journal
+from scheduler_service.executors import Drained, ExecutorLost, LinkConfig
+from scheduler_service.journal import Journal
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler.effects import Effect
-from scheduler_service.scheduler.events import Event, RequestSubmitted, Tick
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConfig
-from scheduler_service.scheduler.values.request import Request, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.scheduler import Effect, Event, RequestSubmitted, Scheduler, Tick
+from scheduler_service.scheduler.values import (
+    FleetConfig,
+    Request,
+    SamplingParams,
+    SchedulerConfig,
+    SchedulingParams,
+)
 from scheduler_service.step_codec import EncodedBatch
-from scheduler_service.streams.sinks import RequestSink, SessionStream
-from scheduler_service.watching.life import Life, LifeEvent, LifeKind
-from scheduler_service.watching.life_recorder import LifeRecorder
-from scheduler_service.watching.transition import Submission, Transition, Watcher
+from scheduler_service.streams import RequestSink, SessionStream
+from scheduler_service.watching import (
+    Life,
+    LifeEvent,
+    LifeKind,
+    LifeRecorder,
+    Submission,
+    Transition,
+    Watcher,
+)
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from tests.support.core.driver import make_config

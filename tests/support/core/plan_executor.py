@@ -11,20 +11,28 @@ from itertools import pairwise
 
 import numpy as np
 
-from executor_service.steps.sampling_params import Grammar, ParamRows, SamplingParams
-from executor_service.steps.step import (
+from executor_service.steps import (
     BlockMoves,
     CrossInput,
+    Grammar,
     Int32Array,
     LogprobColumns,
+    ParamRows,
     RowStatus,
+    SamplingParams,
     StepInput,
     StepOutput,
+    TokenRuns,
 )
-from executor_service.steps.token_runs import TokenRuns
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import NewRow, StepOutcome, StepPlan, StepStatus
-from scheduler_service.scheduler.values.request import Request, ScoredToken
+from scheduler_service.scheduler.values import (
+    NewRow,
+    Request,
+    SchedulerConfig,
+    ScoredToken,
+    StepOutcome,
+    StepPlan,
+    StepStatus,
+)
 from tests.support.fakes.fake_runner import FakeRunner
 
 NOTHING = np.empty(0, np.int32)

@@ -13,15 +13,18 @@ from typing import Any, TypeVar
 
 import pytest
 
-from scheduler_service.journal.journal import Journal, NoJournal
-from scheduler_service.scheduler import effects, events
-from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.executor_state import ExecutorState
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.config import FleetConfig
-from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, StepPlan, StepStatus
-from scheduler_service.scheduler.values.request import Request, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.journal import Journal, NoJournal
+from scheduler_service.scheduler import ExecutorState, LossCause, Scheduler, effects, events
+from scheduler_service.scheduler.values import (
+    FleetConfig,
+    Request,
+    SamplingParams,
+    SchedulingParams,
+    StepEvents,
+    StepOutcome,
+    StepPlan,
+    StepStatus,
+)
 from scheduler_service.step_codec import (
     EncodedBatch,
     ReceivedResult,

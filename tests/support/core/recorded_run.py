@@ -8,16 +8,20 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from scheduler_service.journal.journal import FileJournal, Journal
-from scheduler_service.journal.segment_file import SegmentFile
-from scheduler_service.scheduler import events
-from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.config import Feature, FleetConfig, SchedulerConfig
-from scheduler_service.scheduler.values.request import Request, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import BeamParams, Grammar, SamplingParams
+from scheduler_service.journal import FileJournal, Journal, SegmentFile
+from scheduler_service.scheduler import LossCause, Scheduler, events
+from scheduler_service.scheduler.values import (
+    BeamParams,
+    Feature,
+    FleetConfig,
+    Grammar,
+    Request,
+    SamplingParams,
+    SchedulerConfig,
+    SchedulingParams,
+)
 from splitserve.scheduler.v1 import journal_pb2
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.support.core.driver import make_config
 from tests.support.core.machines import Machine
 from tests.support.core.pure_fleet import PureFleet

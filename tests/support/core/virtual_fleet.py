@@ -13,13 +13,19 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from scheduler_service.scheduler import effects, events
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.config import FleetConfig, SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, StepPlan, StepStatus
-from scheduler_service.scheduler.values.request import Request, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from splitserve_contract.domain_error import DomainError
+from scheduler_service.scheduler import Scheduler, effects, events
+from scheduler_service.scheduler.values import (
+    FleetConfig,
+    Request,
+    SamplingParams,
+    SchedulerConfig,
+    SchedulingParams,
+    StepEvents,
+    StepOutcome,
+    StepPlan,
+    StepStatus,
+)
+from splitserve_contract import DomainError
 
 SAMPLED = 7
 

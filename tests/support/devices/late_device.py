@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import MakeModel, torch_model
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.model import LoadedModel, MakeModel, torch_model
+from executor_service.runner import CacheConfig, ModelRunner, build_runner
 
 # As a float it is NaN, as a token id nothing.
 RUBBISH = 0x7FFFFFFF

@@ -21,11 +21,10 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from executor_service.device.kv_cache import KVCache
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import PagedModel, TransformersModel
-from executor_service.sampling.sampler import uniform
-from executor_service.steps.step import Int64Array
+from executor_service.device import KVCache
+from executor_service.model import LoadedModel, PagedModel, TransformersModel
+from executor_service.sampling import uniform
+from executor_service.steps import Int64Array
 from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
 

@@ -7,27 +7,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from executor_service.steps.sampling_params import Grammar as ExecutorGrammar
-from executor_service.steps.sampling_params import SamplingParams as ExecutorParams
-from scheduler_service.scheduler.engine.blocks.prefix_cache import (
-    boundary_of,
-    extend_chain,
-    root_hash,
-)
-from scheduler_service.scheduler.engine.planning.arrival_checks import max_len_of
-from scheduler_service.scheduler.values.beam_search import BeamSearch
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.request import (
+from executor_service.steps import Grammar as ExecutorGrammar
+from executor_service.steps import SamplingParams as ExecutorParams
+from scheduler_service.scheduler.engine.blocks import boundary_of, extend_chain, root_hash
+from scheduler_service.scheduler.engine.planning import max_len_of
+from scheduler_service.scheduler.values import (
+    BeamParams,
+    BeamSearch,
+    EarlyStopping,
     FinishReason,
+    Grammar,
     Request,
+    SamplingParams,
+    SchedulerConfig,
     SchedulingParams,
     sequence_seed,
-)
-from scheduler_service.scheduler.values.sampling_params import (
-    BeamParams,
-    EarlyStopping,
-    Grammar,
-    SamplingParams,
 )
 from splitserve_client import BeamSearch as ClientBeamSearch
 from splitserve_client import Choices, Completion, Regex

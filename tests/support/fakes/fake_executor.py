@@ -20,24 +20,33 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from executor_service.service.departure import Departures
-from executor_service.service.registration import GrpcRegistry, Pacing, Registrar
-from executor_service.service.servicer import SERVICE, ExecutorServicer, ReadyExecutor
-from executor_service.service.step_worker import Encode, StepWorker
-from executor_service.steps.executor_info import (
+from executor_service.service import (
+    SERVICE,
+    Departures,
+    Encode,
+    ExecutorServicer,
+    GrpcRegistry,
+    Pacing,
+    ReadyExecutor,
+    Registrar,
+    StepWorker,
+)
+from executor_service.steps import (
     SAMPLING_FEATURES,
     DefaultSampling,
     ExecutorInfo,
     ExecutorLimits,
     Feature,
+    FinishedStep,
     ModelInfo,
+    Runner,
+    StepExecutor,
+    StepInput,
 )
-from executor_service.steps.step import FinishedStep, Runner, StepInput
-from executor_service.steps.step_executor import StepExecutor
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_contract.domain_error import DomainError
-from splitserve_rpc.server import OPEN, RunningServer, ServerSecurity, bind_server
+from splitserve_contract import DomainError
+from splitserve_rpc import OPEN, RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
 from tests.support.processes.addresses import reserve_address
 

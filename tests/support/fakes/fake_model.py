@@ -15,8 +15,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from executor_service.steps.sampling_params import Grammar, SamplingParams
-from executor_service.steps.step import Int32Array, LogprobColumns, StepInput
+from executor_service.steps import Grammar, Int32Array, LogprobColumns, SamplingParams, StepInput
 
 UInt64Array = npt.NDArray[np.uint64]
 

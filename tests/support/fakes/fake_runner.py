@@ -18,18 +18,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from executor_service.steps.drafts import run_on
-from executor_service.steps.sampling_params import Grammar
-from executor_service.steps.step import (
+from executor_service.steps import (
     BlockMoves,
     BoolArray,
     CrossInput,
     FinishedStep,
+    Grammar,
     Int32Array,
     Int64Array,
     RowStatus,
     StepInput,
     StepOutput,
+    run_on,
 )
 from tests.support.fakes.fake_model import (
     WORD,

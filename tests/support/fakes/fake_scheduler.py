@@ -12,9 +12,8 @@ import grpc.aio
 from splitserve.executor.v1 import executor_pb2
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_contract.domain_error import DomainError
-from splitserve_rpc.errors import duration_from_s
-from splitserve_rpc.server import OPEN, RunningServer, ServerSecurity, bind_server
+from splitserve_contract import DomainError
+from splitserve_rpc import OPEN, RunningServer, ServerSecurity, bind_server, duration_from_s
 
 VOCAB_SIZE = 1000
 

@@ -20,11 +20,10 @@ from splitserve_client import (
     Tokens,
     UnreadBudget,
 )
-from splitserve_common.scheduler_discovery import StaticDiscovery
-from splitserve_contract.domain_error import DomainError
-from splitserve_gateway.upstreams.fleet import Fleet
-from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
-from splitserve_rpc.server import OPEN, RunningServer, ServerSecurity, bind_server
+from splitserve_common import StaticDiscovery
+from splitserve_contract import DomainError
+from splitserve_gateway.upstreams import Fleet, UpstreamRequest
+from splitserve_rpc import OPEN, RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.fake_scheduler import VOCAB_SIZE, FakeScheduler, expected_tokens, start
 from tests.support.models import tiny_tokenizers
 from tests.support.processes.gateway import until

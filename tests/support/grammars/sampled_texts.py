@@ -14,10 +14,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from tokenizers import Tokenizer
 
-from executor_service.grammars.compiled_grammars import CompiledGrammars
-from executor_service.grammars.vocabulary import Vocabulary, read_token_bytes
-from executor_service.steps.sampling_params import Grammar, TokenMasks
-from splitserve_grammars.trial import trial_command
+from executor_service.grammars import CompiledGrammars, Vocabulary, read_token_bytes
+from executor_service.steps import Grammar, TokenMasks
+from splitserve_grammars import trial_command
 from tests.support.models.tiny_tokenizers import byte_level
 
 PROMPT = (5, 6, 7)

@@ -12,21 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor_service.backends.compute import Compute
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.device.kv_cache import KVCache
-from executor_service.model.input_batch import build_input_batch
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import MakeModel
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.steps.sampling_params import SamplingParams as ExecutorParams
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepEvents, StepPlan
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import (
+from executor_service.backends import Compute
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.device import KVCache
+from executor_service.model import LoadedModel, MakeModel, build_input_batch
+from executor_service.runner import CacheConfig, build_runner
+from executor_service.steps import SamplingParams as ExecutorParams
+from scheduler_service.scheduler.values import (
     BeamParams,
     EarlyStopping,
+    Request,
     SamplingParams,
+    SchedulerConfig,
+    StepEvents,
+    StepPlan,
 )
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import EngineWithQueue

@@ -20,12 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor_service.backends.choose import AUTO, choose_compute
-from executor_service.backends.compute import Compute
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.backends import AUTO, Compute, choose_compute
+from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.errors import BackendUnavailable, ModelUnsupported
-from executor_service.trials.layer_trial import relative_error
-from executor_service.trials.model_trial import rounded_matrices
+from executor_service.trials import relative_error, rounded_matrices
 from tests.support.models.model_pair import served_logits
 from tests.support.models.tiny_models import auto_class, make_tiny_model
 

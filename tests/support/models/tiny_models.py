@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from executor_service.engine_loader import LoadedEngine
-    from executor_service.model.loaded_model import LoadedModel
+    from executor_service.model import LoadedModel
 
 ORIGINAL_POSITIONS = 40
 
@@ -287,7 +287,7 @@ def load_tiny_model(
     **overrides: object,
 ) -> LoadedModel:
     """Saves such a model in `directory`, and loads it on the CPU as an executor does."""
-    from executor_service.checkpoint.model_loader import ModelConfig, load_model
+    from executor_service.checkpoint import ModelConfig, load_model
 
     make_tiny_model(architecture, directory, seed=seed, overrides=overrides)
     return load_model(ModelConfig(str(directory), dtype=dtype, max_model_len=max_model_len))

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from executor_service.steps.step import StepInput
+from executor_service.steps import StepInput
 from splitserve_client import AsyncClient, ExecutorList
 from tests.contract.stranger.process import Scheduler, poll, running_scheduler
 from tests.support.fakes.fake_executor import FakeExecutor

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from executor_service.steps.step import PendingStep, Runner, StepInput
+from executor_service.steps import PendingStep, Runner, StepInput
 
 # The file that says how far they may go; without one, or while it is empty, as far as they like.
 GATE = "STEP_GATE"

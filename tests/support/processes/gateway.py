@@ -17,7 +17,7 @@ import httpx2
 from splitserve_client import AsyncClient, Executor, Tokenizer, TokenizerUnavailable
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.server import Server
-from splitserve_rpc.tls import TlsFiles
+from splitserve_rpc import TlsFiles
 from tests.contract.stranger.process import Scheduler, poll, running_scheduler
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.models import tiny_tokenizers

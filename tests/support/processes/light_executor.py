@@ -24,14 +24,16 @@ from types import ModuleType, SimpleNamespace
 
 from executor_service import __main__ as executor
 from executor_service.config import ExecutorConfig
-from executor_service.steps.executor_info import (
+from executor_service.steps import (
     SAMPLING_FEATURES,
     ExecutorInfo,
     ExecutorLimits,
+    FinishedStep,
     ModelInfo,
+    RowStatus,
+    StepInput,
     TrialStep,
 )
-from executor_service.steps.step import FinishedStep, RowStatus, StepInput
 from tests.support.fakes.fake_model import VOCAB_SIZE
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
 from tests.support.processes.gate import gated

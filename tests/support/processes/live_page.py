@@ -12,9 +12,9 @@ from playwright.async_api import Browser, async_playwright
 from starlette.types import ASGIApp
 
 from splitserve_client import ClientConfig
-from splitserve_common.scheduler_discovery import StaticDiscovery
+from splitserve_common import StaticDiscovery
 from splitserve_gateway.server import HttpServer
-from splitserve_live.feeds import Feeds
+from splitserve_live import Feeds
 from splitserve_live.server import Check, build_page
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.patience import PATIENCE_S

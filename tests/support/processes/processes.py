@@ -19,7 +19,7 @@ from typing import Any
 import httpx2
 
 from splitserve_client import AsyncClient, ClientConfig, Executor, SplitserveError
-from splitserve_options.option import BUNDLED_MODEL
+from splitserve_options import BUNDLED_MODEL
 from tests.contract.stranger.process import poll
 from tests.support.processes import light_executor
 from tests.support.processes.addresses import reserve_address

@@ -8,31 +8,32 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from scheduler_service.audit.audit import Audit, NoAudit
-from scheduler_service.callers.caller import AllowAllCallers, Callers
+from scheduler_service.audit import Audit, NoAudit
+from scheduler_service.callers import AllowAllCallers, Callers
 from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
 from scheduler_service.request_limits import most_message_bytes
-from scheduler_service.service.admin import AdminServicer
-from scheduler_service.service.caller_checks import CallerNames, scopes_of
-from scheduler_service.service.live import LiveServicer
-from scheduler_service.service.refusals import Sleep, caller_refusals
-from scheduler_service.service.registry import ExecutorAddresses, RegistryServicer
-from scheduler_service.service.servicer import SchedulerServicer
-from scheduler_service.watching.life_recorder import LifeRecorder
-from scheduler_service.watching.live_view import FramePacing, LiveView
+from scheduler_service.service import (
+    AdminServicer,
+    CallerNames,
+    ExecutorAddresses,
+    LiveServicer,
+    RegistryServicer,
+    SchedulerServicer,
+    Sleep,
+    caller_refusals,
+    scopes_of,
+)
+from scheduler_service.watching import FramePacing, LifeRecorder, LiveView, Watcher
 from scheduler_service.watching.request_traces import RequestTraces
-from scheduler_service.watching.transition import Watcher
 from splitserve.scheduler.v1 import (
     admin_pb2_grpc,
     live_pb2_grpc,
     registry_pb2_grpc,
     scheduler_pb2_grpc,
 )
-from splitserve_common.addresses import AddressRules
-from splitserve_rpc.access import Access
-from splitserve_rpc.interceptors import OnRefusal
-from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server
+from splitserve_common import AddressRules
+from splitserve_rpc import Access, OnRefusal, RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.fake_executor import FakeExecutor
 from tests.support.processes.fake_service import DIGEST
 

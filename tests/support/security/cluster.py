@@ -17,10 +17,15 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from splitserve.executor.v1 import executor_pb2
 from splitserve_cli.certs import main as make_certificates
-from splitserve_rpc.access import ClusterIdentity
-from splitserve_rpc.errors import failure_of
-from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server
-from splitserve_rpc.tls import Tls, TlsFiles
+from splitserve_rpc import (
+    ClusterIdentity,
+    RunningServer,
+    ServerSecurity,
+    Tls,
+    TlsFiles,
+    bind_server,
+    failure_of,
+)
 from tests.support.processes.patience import PATIENCE_S
 
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from scheduler_service.audit.audit import AuditEvent
-from scheduler_service.callers.caller import NO_LIMITS, Caller, Scope, TenantLimits
+from scheduler_service.audit import AuditEvent
+from scheduler_service.callers import NO_LIMITS, Caller, Scope, TenantLimits
 from splitserve_cli.main import main
-from splitserve_contract.domain_error import DomainError
-from splitserve_keys.key_file import ApiKey, KeyEntry, Keys, change_keys
-from splitserve_rpc.access import NOBODY, Access, ClusterIdentity, Metadata
+from splitserve_contract import DomainError
+from splitserve_keys import ApiKey, KeyEntry, Keys, change_keys
+from splitserve_rpc import NOBODY, Access, ClusterIdentity, Metadata
 
 
 def bearer(credential: str | None) -> tuple[tuple[str, str], ...]:

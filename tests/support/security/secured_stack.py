@@ -13,10 +13,9 @@ import grpc.aio
 import httpx2
 
 from splitserve_client import ClientConfig
-from splitserve_keys.key_file import ApiKey
-from splitserve_options.option import BUNDLED_MODEL
-from splitserve_rpc.access import Role
-from splitserve_rpc.server import channel_options
+from splitserve_keys import ApiKey
+from splitserve_options import BUNDLED_MODEL
+from splitserve_rpc import Role, channel_options
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.patience import PATIENCE_S, PATIENT
 from tests.support.processes.processes import Processes, processes, wait_ready

@@ -11,21 +11,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from executor_service.sampling.sampler import SamplingRows
-from executor_service.steps.executor_info import ExecutorInfo, ModelInfo
-from executor_service.steps.sampling_params import ParamRows, SamplingParams, TokenMasks
-from executor_service.steps.step import (
+from executor_service.sampling import SamplingRows
+from executor_service.steps import (
     NO_MOVES,
     BlockMoves,
     CrossInput,
+    ExecutorInfo,
     Int32Array,
     LogprobColumns,
+    ModelInfo,
+    ParamRows,
     Runner,
+    SamplingParams,
     StepInput,
     StepOutput,
+    TokenMasks,
+    TokenRuns,
     execute_step,
 )
-from executor_service.steps.token_runs import TokenRuns
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from executor_service.steps.batch import StepAnswer
-from executor_service.steps.step import RowStatus
+from executor_service.steps import RowStatus, StepAnswer
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.steps.batches import NewRow, Sender, WorkRow
 

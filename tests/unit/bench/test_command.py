@@ -10,7 +10,7 @@ import pytest
 from splitserve_bench.arguments import BenchConfig, bench_config
 from splitserve_bench.command import main
 from splitserve_bench.parser import build_parser
-from splitserve_bench.targets.scheduler_target import TargetRefused, parse_target
+from splitserve_bench.targets import TargetRefused, parse_target
 
 OPEN = ["grpc://localhost:50051", "--rate", "2"]
 

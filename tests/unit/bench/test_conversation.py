@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_bench.workloads.conversation import (
+from splitserve_bench.workloads import (
     Conversation,
     Distribution,
     Limits,

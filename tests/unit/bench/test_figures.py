@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_bench.figures.log_histogram import (
+from splitserve_bench.figures import (
     RELATIVE_ERROR,
     LogHistogram,
     Parts,
     estimate,
     estimate_ratios,
     merged,
+    parse_seconds,
+    seconds_text,
 )
-from splitserve_bench.figures.recorder import parse_seconds, seconds_text
 
 SECONDS = st.floats(1e-6, 80_000, allow_nan=False)
 VALUES = st.lists(SECONDS, min_size=1, max_size=200)

@@ -7,10 +7,9 @@ import itertools
 
 import pytest
 
-from splitserve_bench.load.generator import Generator, Pace
-from splitserve_bench.load.outcome import LoadAbandoned, Outcome
-from splitserve_bench.targets.target import AskFailed
-from splitserve_bench.workloads.conversation import Conversation, PromptPiece, Turn
+from splitserve_bench.load import Generator, LoadAbandoned, Outcome, Pace
+from splitserve_bench.targets import AskFailed
+from splitserve_bench.workloads import Conversation, PromptPiece, Turn
 from tests.support.bench.targets import Script, ScriptedTarget, at, run_virtually
 
 # The first is due so much after the beginning, so that it can be made ready.

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from splitserve_bench.figures.recorder import Recorder, Slo
-from splitserve_bench.load.generator import LocalLoad, Pace, TargetUnusable
-from splitserve_bench.reports.report import TargetReport, report_of
+from splitserve_bench.figures import Recorder, Slo
+from splitserve_bench.load import LocalLoad, Pace, TargetUnusable
+from splitserve_bench.reports import TargetReport, report_of
 from splitserve_bench.runs import RunConfig, run_load
-from splitserve_bench.targets.target import AnswerSummary, AskFailed
-from splitserve_bench.workloads.conversation import Conversation
+from splitserve_bench.targets import AnswerSummary, AskFailed
+from splitserve_bench.workloads import Conversation
 from tests.support.bench.targets import Script, ScriptedTarget, at, run_virtually
 
 EXACT = 0.0011  # what a histogram's classes are wide

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_bench.load.generator import LocalLoad, Pace, TargetUnusable
-from splitserve_bench.reports.report import TargetReport, report_of
+from splitserve_bench.load import LocalLoad, Pace, TargetUnusable
+from splitserve_bench.reports import TargetReport, report_of
 from splitserve_bench.runs import RunConfig, run_load
+from splitserve_bench.targets import AskFailed, AskOptions
 from splitserve_bench.targets.openai_target import AnswerReader, OpenAiTarget
-from splitserve_bench.targets.target import AskFailed, AskOptions
-from splitserve_bench.workloads.conversation import Conversation, PromptPiece, Turn
+from splitserve_bench.workloads import Conversation, PromptPiece, Turn
 from tests.support.bench.targets import (
     Answer,
     OpenAiServer,

@@ -9,19 +9,19 @@ from xml.etree import ElementTree
 
 import pytest
 
-from splitserve_bench.figures.recorder import Recorder, Slo
-from splitserve_bench.load.outcome import LoadAbandoned, Outcome
-from splitserve_bench.reports.report import (
+from splitserve_bench.figures import Recorder, Slo
+from splitserve_bench.load import LoadAbandoned, Outcome
+from splitserve_bench.reports import (
     ReportUnreadable,
     TargetReport,
     comparison_text,
+    picture,
     read_report,
     report_of,
     text_of,
     write_report,
 )
-from splitserve_bench.reports.svg_picture import picture
-from splitserve_bench.targets.target import AnswerSummary
+from splitserve_bench.targets import AnswerSummary
 
 
 def report(name: str = "ours", pace_s: float = 0.1, number: int = 200) -> TargetReport:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_bench.workloads.conversation import PromptPiece, PromptTokens
-from splitserve_bench.workloads.traces import TraceUnreadable, read_trace
+from splitserve_bench.workloads import PromptPiece, PromptTokens, TraceUnreadable, read_trace
 
 AZURE_2023 = """\
 TIMESTAMP,ContextTokens,GeneratedTokens

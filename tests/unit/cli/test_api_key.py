@@ -14,8 +14,7 @@ import pytest
 from splitserve_cli.main import main
 from splitserve_cli.serve_config import ServeConfig
 from splitserve_cli.welcome import welcome
-from splitserve_rpc.access import Access
-from splitserve_rpc.server import ServerSecurity
+from splitserve_rpc import Access, ServerSecurity
 from tests.support.fakes.running_schedulers import FakeServer
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.credentials import OneKey

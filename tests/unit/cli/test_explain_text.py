@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_service.scheduler.effects import AcquittalReason, MoveReason
+from scheduler_service.scheduler import AcquittalReason, MoveReason
 from scheduler_service.scheduler.routing import routing
-from scheduler_service.scheduler.values.admission import AdmissionBlocker, AssignedFor
+from scheduler_service.scheduler.values import AdmissionBlocker, AssignedFor
 from splitserve_cli.explain import (
     because,
     describe_explanation,
@@ -17,7 +17,7 @@ from splitserve_cli.explain import (
     seconds,
     summary,
 )
-from splitserve_client.scheduler_info import (
+from splitserve_client import (
     Explanation,
     LifeEvent,
     LifePart,

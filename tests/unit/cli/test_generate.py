@@ -14,7 +14,7 @@ from splitserve.scheduler.v1 import scheduler_pb2
 from splitserve_cli.generate import SeveralTextsOutput
 from splitserve_cli.main import main
 from splitserve_client import End, FinishReason, Piece, SequenceFinish, Usage
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.support.fakes.fake_scheduler import RECOMMENDED, expected_tokens, logprob_of
 from tests.support.fakes.running_schedulers import FakeServer, words_of
 

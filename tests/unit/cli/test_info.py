@@ -10,8 +10,7 @@ import pytest
 
 from splitserve.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from splitserve_cli.main import main
-from splitserve_rpc.access import Access, ClusterIdentity
-from splitserve_rpc.server import RunningServer, ServerSecurity, bind_server
+from splitserve_rpc import Access, ClusterIdentity, RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.running_schedulers import FakeServer
 
 

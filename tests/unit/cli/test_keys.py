@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from splitserve_cli.main import main
-from splitserve_keys.key_file import ApiKey, Scope, read_keys
+from splitserve_keys import ApiKey, Scope, read_keys
 
 Capture = pytest.CaptureFixture[str]
 

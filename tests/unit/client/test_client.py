@@ -32,7 +32,7 @@ from splitserve_client import (
     TokenizerUnavailable,
     Tokens,
 )
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.support.fakes.fake_scheduler import Cut, Failed, FakeScheduler, expected_tokens, start
 from tests.support.processes.patience import PATIENCE_S
 from tests.unit.client.conftest import VirtualTime

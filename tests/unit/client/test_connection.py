@@ -9,8 +9,7 @@ import grpc
 import pytest
 
 from splitserve_client import AsyncClient, ClientConfig, ServerUnreachable
-from splitserve_rpc.access import Access
-from splitserve_rpc.server import ServerSecurity
+from splitserve_rpc import Access, ServerSecurity
 from tests.support.fakes.fake_scheduler import FakeScheduler, start
 from tests.support.security.cluster import Certificates
 

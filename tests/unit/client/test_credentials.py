@@ -21,10 +21,8 @@ from splitserve_client import (
     ServerUnreachable,
     TlsFiles,
 )
-from splitserve_contract.domain_error import DomainError
-from splitserve_rpc.access import Access
-from splitserve_rpc.server import ServerSecurity
-from splitserve_rpc.tls import Tls
+from splitserve_contract import DomainError
+from splitserve_rpc import Access, ServerSecurity, Tls
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_scheduler import (
     VOCAB_SIZE,

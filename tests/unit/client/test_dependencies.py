@@ -12,8 +12,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from splitserve_client import TraceContext
-from splitserve_client.resumable_request import ResumableRequest, Submission, current_trace
+from splitserve_client import ResumableRequest, Submission, TraceContext, current_trace
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,15 +10,17 @@ from functools import partial
 import pytest
 
 from splitserve_client import (
+    MAX_HOPS,
     AsyncClient,
     ClientConfig,
+    Connection,
     Draining,
     RetryPolicy,
     SamplingParams,
+    allowed,
     collect_generation,
 )
-from splitserve_client.connection import MAX_HOPS, Connection, allowed
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.support.fakes.fake_scheduler import FakeScheduler, expected_tokens, start
 
 OWN = "10.0.0.5:50051"

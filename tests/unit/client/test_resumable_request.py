@@ -7,13 +7,14 @@ from splitserve_client import (
     Finish,
     FinishReason,
     RequestFailed,
+    ResumableRequest,
     SamplingParams,
     SchedulingParams,
     SequenceFinish,
     ServerUnreachable,
+    Submission,
     Tokens,
 )
-from splitserve_client.resumable_request import ResumableRequest, Submission
 
 LOST = ServerUnreachable("lost")
 

@@ -12,10 +12,18 @@ from typing import Any, cast
 import pytest
 from grpc_health.v1 import health_pb2
 
-from splitserve_client import schedulers
-from splitserve_client.channels import Channels, Stubs
-from splitserve_client.errors import CredentialsUnusable, Draining, ServerUnreachable
-from splitserve_client.schedulers import MAX_AT_ONCE, Answers, Schedulers, ask
+from splitserve_client import (
+    MAX_AT_ONCE,
+    Answers,
+    Channels,
+    CredentialsUnusable,
+    Draining,
+    Schedulers,
+    ServerUnreachable,
+    Stubs,
+    ask,
+    schedulers,
+)
 
 SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 NOT_SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)

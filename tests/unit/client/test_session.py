@@ -19,12 +19,12 @@ from splitserve_client import (
     SamplingParams,
     SchedulingParams,
     ServerUnreachable,
+    Session,
     SessionRequest,
     SplitserveError,
+    UnreadBudget,
 )
-from splitserve_client.session import Session
-from splitserve_client.session_request import UnreadBudget
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, expected_tokens
 from tests.support.processes.patience import PATIENCE_S
 from tests.unit.client.conftest import VirtualTime

@@ -15,13 +15,13 @@ from splitserve_client import (
     ClientConfig,
     RetryPolicy,
     SamplingParams,
+    Schedulers,
     ServerUnreachable,
     schedulers,
 )
 from splitserve_client import connection as connection_module
-from splitserve_client.schedulers import Schedulers
-from splitserve_contract.domain_error import DomainError
-from splitserve_rpc.server import RunningServer
+from splitserve_contract import DomainError
+from splitserve_rpc import RunningServer
 from tests.contract.stranger.process import poll
 from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, expected_tokens, start
 

@@ -10,8 +10,7 @@ from typing import Any, cast
 import grpc.aio
 import pytest
 
-from splitserve_client import channels
-from splitserve_client.channels import Elsewhere, StreamWatch
+from splitserve_client import Elsewhere, StreamWatch, channels
 from tests.simulation.virtual_loop import new_loop
 
 

@@ -18,11 +18,11 @@ from splitserve_client import (
     InvalidRequest,
     MapResult,
     Piece,
+    ProgressLine,
     Prompt,
     SamplingParams,
 )
-from splitserve_client.text_map import ProgressLine
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.support.fakes.fake_scheduler import VOCAB_SIZE, FakeScheduler, expected_tokens
 from tests.support.fakes.running_schedulers import TEMPLATE, FakeServer
 from tests.support.models import tiny_tokenizers

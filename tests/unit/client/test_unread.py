@@ -9,11 +9,12 @@ from splitserve_client import (
     AsyncClient,
     Finish,
     SamplingParams,
+    SessionRequest,
     StreamNotRead,
     Tokens,
     UnreadBudget,
+    Wakeups,
 )
-from splitserve_client.session_request import SessionRequest, Wakeups
 from tests.support.fakes.fake_scheduler import FakeScheduler, expected_tokens
 from tests.unit.client.test_client import collect
 

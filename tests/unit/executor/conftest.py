@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor_service.model.loaded_model import LoadedModel
+from executor_service.model import LoadedModel
 from tests.support.models.tiny_models import load_tiny_model
 
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.errors import ModelUnsupported
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner.pool_sizes import StepSize
-from executor_service.steps.drafts import MAX_NUM_DRAFTS
-from executor_service.steps.executor_info import SAMPLING_FEATURES, DefaultSampling, Feature
+from executor_service.model import LoadedModel
+from executor_service.runner import StepSize
+from executor_service.steps import MAX_NUM_DRAFTS, SAMPLING_FEATURES, DefaultSampling, Feature
 from splitserve_kernels.paged_batch import KVScales
 from tests.support.models.tiny_models import SLIDING_WINDOW, load_engine_of, make_tiny_model
 

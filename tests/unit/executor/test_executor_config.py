@@ -12,8 +12,7 @@ import pytest
 from executor_service import __main__ as executor_main
 from executor_service.config import ExecutorConfig
 from executor_service.errors import RecordingFailed
-from splitserve_options import options
-from splitserve_options.security_table import SECURITY_OPTIONS
+from splitserve_options import SECURITY_OPTIONS, options
 
 
 def test_config_has_a_field_for_each_option_when_they_are_parsed() -> None:

@@ -14,12 +14,11 @@ import pytest
 from executor_service import __main__ as executor_main
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import LoadedEngine
-from executor_service.grammars.compiled_grammars import CompiledGrammars
-from executor_service.steps.executor_info import ExecutorInfo
-from executor_service.steps.sampling_params import Grammar
+from executor_service.grammars import CompiledGrammars
+from executor_service.steps import ExecutorInfo, Grammar
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_options import options
-from splitserve_rpc.peer_watch import Ask
+from splitserve_rpc import Ask
 from tests.support.fakes.fake_runner import FakeRunner
 from tests.support.grammars.sampled_texts import byte_level_texts
 from tests.support.steps.batches import NewRow, Sender, WorkRow, tokens_of

@@ -12,16 +12,21 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from splitserve_client import UnreadBudget
-from splitserve_common.scheduler_discovery import StaticDiscovery
+from splitserve_common import StaticDiscovery
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.endpoints.context import Gateway
-from splitserve_gateway.grammars.checker import GrammarChecker
-from splitserve_gateway.http.bodies import FREE_BYTES, BodyBudget, BodyShare, read_body
-from splitserve_gateway.http.errors import ApiError
-from splitserve_gateway.http.guard import Exchanges
-from splitserve_gateway.schemas.chat import ChatRequest, CompletionRequest
-from splitserve_gateway.sharing.turns import FairSemaphore
-from splitserve_gateway.upstreams.fleet import Fleet
+from splitserve_gateway.endpoints import Gateway
+from splitserve_gateway.grammars import GrammarChecker
+from splitserve_gateway.http import (
+    FREE_BYTES,
+    ApiError,
+    BodyBudget,
+    BodyShare,
+    Exchanges,
+    read_body,
+)
+from splitserve_gateway.schemas import ChatRequest, CompletionRequest
+from splitserve_gateway.sharing import FairSemaphore
+from splitserve_gateway.upstreams import Fleet
 
 MAX_BYTES = 16 * 2**20
 

@@ -8,8 +8,7 @@ import pytest
 
 from splitserve_gateway.config import GatewayConfig
 from splitserve_options import options
-from splitserve_rpc.security import SecurityUnusable
-from splitserve_rpc.tls import TlsFiles
+from splitserve_rpc import SecurityUnusable, TlsFiles
 
 TLS = ("--http-tls-cert=a.crt", "--http-tls-key=a.key")
 CLIENT_CA = "--http-tls-client-ca=ca.crt"

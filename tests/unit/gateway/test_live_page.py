@@ -12,12 +12,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from splitserve_gateway.callers.caller import Caller
-from splitserve_gateway.callers.identification import KnownCallers
+from splitserve_gateway.callers import Caller, KnownCallers
 from splitserve_gateway.config import GatewayConfig, LiveConfig
 from splitserve_gateway.live_page import LivePage
 from splitserve_options import options
-from splitserve_rpc.security import SecurityUnusable
+from splitserve_rpc import SecurityUnusable
 from tests.support.processes.addresses import reserve_address
 
 SCHEDULER = "127.0.0.1:1"

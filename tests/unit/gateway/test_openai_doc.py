@@ -13,15 +13,17 @@ from openai.resources import Completions, chat
 from openai.resources.responses import Responses
 from pydantic import BaseModel, ValidationError
 
-from splitserve_gateway.schemas.base import ApiRequest, StreamOptions, ignored_names
-from splitserve_gateway.schemas.chat import (
+from splitserve_gateway.schemas import (
+    ApiRequest,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ResponsesRequest,
+    StreamOptions,
     TokenizeRequest,
+    ignored_names,
 )
-from splitserve_gateway.schemas.responses import ResponsesRequest
 
 TEXT = (Path(__file__).parents[3] / "docs" / "openai.md").read_text(encoding="utf-8")
 FIELDS = TEXT.split("## Fields\n")[1].split("## Answers")[0]

@@ -12,7 +12,7 @@ import pytest
 
 from splitserve_gateway.app import build_app
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.http.errors import ApiError, invalid
+from splitserve_gateway.http import ApiError, invalid
 
 PAGE: dict[str, Any] = build_app(GatewayConfig()).openapi()
 COMPONENTS = {"components": PAGE["components"]}

@@ -14,9 +14,8 @@ from contextlib import closing
 import llguidance
 import pytest
 
-from splitserve_grammars import trial_process
-from splitserve_grammars.limits import MAX_COMPILED_BYTES, error_message
-from splitserve_grammars.trial import (
+from splitserve_grammars import (
+    MAX_COMPILED_BYTES,
     MAX_LINE_BYTES,
     GrammarTrialResult,
     GrammarTrials,
@@ -26,7 +25,9 @@ from splitserve_grammars.trial import (
     encode_end,
     encode_task,
     encode_verdict,
+    error_message,
     trial_command,
+    trial_process,
 )
 from splitserve_grammars.trial_process import try_grammar
 from tests.support.grammars.json_schemas import REFUSED, SUPPORTED

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitserve_keys.key_file import (
+from splitserve_keys import (
     ApiKey,
     KeyEntry,
     KeyFileUnusable,

@@ -13,9 +13,9 @@ import pytest
 from starlette.requests import Request
 
 from splitserve_client import ClientConfig
-from splitserve_common.scheduler_discovery import StaticDiscovery
-from splitserve_contract.domain_error import DomainError
-from splitserve_live.feeds import Feeds
+from splitserve_common import StaticDiscovery
+from splitserve_contract import DomainError
+from splitserve_live import Feeds
 from splitserve_live.server import build_page
 from tests.support.processes.live_page import serving
 from tests.support.processes.patience import PATIENCE_S

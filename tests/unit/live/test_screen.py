@@ -11,17 +11,17 @@ from rich.console import Console
 
 import splitserve_live
 from splitserve.scheduler.v1 import live_pb2 as live
-from splitserve_live.frames import frame_line
-from splitserve_live.state import (
+from splitserve_live import (
     BLOCK_STATES,
     ROW_KINDS,
     LiveState,
     Pool,
+    frame_line,
     lack_word,
+    screen,
     state_word,
     why,
 )
-from splitserve_live.terminal_screen import screen
 
 STATIC = Path(splitserve_live.__file__).parent / "static"
 

@@ -12,10 +12,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 
-from splitserve_metrics.instruments import Page
-from splitserve_metrics.listener import MAX_CONNECTIONS, MetricsAddress, MetricsListener
-from splitserve_rpc.security import SecurityUnusable
-from splitserve_rpc.tls import TlsFiles
+from splitserve_metrics import MAX_CONNECTIONS, MetricsAddress, MetricsListener, Page
+from splitserve_rpc import SecurityUnusable, TlsFiles
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.cluster import Certificates
 

@@ -15,9 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from splitserve_metrics.executor_table import EXECUTOR_METRICS, GATEWAY_METRICS
-from splitserve_metrics.instruments import BulkHistogram, Instruments, Metric, MetricKind, Page
-from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
+from splitserve_metrics import (
+    EXECUTOR_METRICS,
+    GATEWAY_METRICS,
+    SCHEDULER_METRICS,
+    BulkHistogram,
+    Instruments,
+    Metric,
+    MetricKind,
+    Page,
+)
 from tests.support.metrics import Shown
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_options import options
-from splitserve_options.option import COMMANDS, Command
-from splitserve_options.options import OPTIONS, OptionError, resolve
+from splitserve_options import COMMANDS, OPTIONS, Command, OptionError, options, resolve
 
 
 @pytest.fixture

@@ -11,17 +11,18 @@ import grpc
 import grpc.aio
 import pytest
 
-from splitserve_contract.domain_error import DomainError
-from splitserve_keys.key_file import Scope
-from splitserve_rpc.access import (
+from splitserve_contract import DomainError
+from splitserve_keys import Scope
+from splitserve_rpc import (
     RULES,
     Access,
     ClusterIdentity,
     Role,
+    ServerSecurity,
     bearer_credential,
+    channel_options,
     is_credential,
 )
-from splitserve_rpc.server import ServerSecurity, channel_options
 from tests.support.security.cluster import (
     ALL_METHODS,
     Certificates,

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_common.addresses import (
-    AddressRules,
-    CannotListen,
-    claim_address,
-    listen_at,
-    read_ip,
-)
+from splitserve_common import AddressRules, CannotListen, claim_address, listen_at, read_ip
 
 
 def test_claim_address_gives_a_port_when_any_will_do() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_common.files import FilesUnusable
-from splitserve_common.scheduler_discovery import (
+from splitserve_common import (
     MAX_SCHEDULERS,
     DnsDiscovery,
     FileDiscovery,
+    FilesUnusable,
     StaticDiscovery,
     discovery,
 )

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_service.callers.authenticator import read_key_file
-from scheduler_service.callers.tenants_file import read_tenants
+from scheduler_service.callers import read_key_file, read_tenants
 from scheduler_service.callers.tokens import read_token_keys
-from splitserve_client.client_config import ApiKey
-from splitserve_common.files import (
+from splitserve_client import ApiKey
+from splitserve_common import (
     FilesUnusable,
     WatchedFiles,
     is_readable_by_others,
@@ -22,8 +21,7 @@ from splitserve_common.files import (
     read_whole,
     replace_file,
 )
-from splitserve_rpc.security import read_token
-from splitserve_rpc.tls import Tls, TlsFiles
+from splitserve_rpc import Tls, TlsFiles, read_token
 from tests.support.security.cluster import Certificates
 
 READERS: dict[str, Callable[[Path], object]] = {

@@ -9,14 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 import pytest
 
-from splitserve_rpc.peer_watch import (
-    QUIET_S,
-    SILENT_AFTER_S,
-    TICK_S,
-    PeerState,
-    PeerWatch,
-    is_answer,
-)
+from splitserve_rpc import QUIET_S, SILENT_AFTER_S, TICK_S, PeerState, PeerWatch, is_answer
 from tests.simulation.calls import rpc_error
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_common.process_log import (
+from splitserve_common import (
     CONTINUED,
     LOGGING_PACKAGES,
     MAX_FIELD_CHARS,
@@ -27,8 +27,8 @@ from splitserve_common.process_log import (
     LineFormatter,
     LogContext,
     log_context,
+    printable,
 )
-from splitserve_common.text import printable
 from tests.unit.test_log_events import log_calls
 
 ROOT = Path(__file__).parents[3]

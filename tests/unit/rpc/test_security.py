@@ -9,9 +9,8 @@ import pytest
 from executor_service.config import ExecutorConfig
 from scheduler_service.config import SchedulerServiceConfig
 from splitserve_gateway.config import GatewayConfig
-from splitserve_options import options
-from splitserve_options.option import Command
-from splitserve_rpc.security import SecurityUnusable
+from splitserve_options import Command, options
+from splitserve_rpc import SecurityUnusable
 from tests.support.security.cluster import Certificates
 
 READ = {

@@ -15,11 +15,14 @@ import grpc.aio
 import pytest
 from google.protobuf.message import DecodeError
 
-from splitserve_contract.domain_error import DomainError
-from splitserve_rpc.access import Access
-from splitserve_rpc.grpc_threads import ENVIRONMENT, with_fewer_threads
-from splitserve_rpc.interceptors import BoundaryInterceptor
-from splitserve_rpc.server import OpenHandlers
+from splitserve_contract import DomainError
+from splitserve_rpc import (
+    ENVIRONMENT,
+    Access,
+    BoundaryInterceptor,
+    OpenHandlers,
+    with_fewer_threads,
+)
 from tests.support.processes.patience import PATIENCE_S
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splitserve_common.text import check_file_name, parse_json
+from splitserve_common import check_file_name, parse_json
 
 
 @pytest.mark.parametrize("text", ["[" * 9**5, '{"a":' * 9**5, b"\xff", "", "[1,]", "9" * 9999])

@@ -18,12 +18,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from splitserve_common.certificate import Certificate, load_pair, read_certificate
-from splitserve_common.files import FilesUnusable
-from splitserve_rpc.access import Access
-from splitserve_rpc.security import Security
-from splitserve_rpc.server import ServerSecurity, bind_server
-from splitserve_rpc.tls import CertificateEnds, Tls, TlsFiles
+from splitserve_common import Certificate, FilesUnusable, load_pair, read_certificate
+from splitserve_rpc import (
+    Access,
+    CertificateEnds,
+    Security,
+    ServerSecurity,
+    Tls,
+    TlsFiles,
+    bind_server,
+)
 from tests.support.security.cluster import Certificates
 
 

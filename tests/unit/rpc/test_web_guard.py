@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splitserve_common.web_guard import WebGuard
+from splitserve_common import WebGuard
 
 GUARD = WebGuard(("api.example.org", "*.example.net"), ("https://page.example",))
 NAVIGATES = {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}

@@ -6,14 +6,13 @@ import asyncio
 
 import pytest
 
-from scheduler_service.callers.caller import Admission
+from scheduler_service.callers import Admission
 from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from scheduler_service.streams.sinks import RequestSink, SessionStream
-from splitserve_contract.domain_error import DomainError
+from scheduler_service.scheduler.values import Request, SamplingParams
+from scheduler_service.streams import RequestSink, SessionStream
+from splitserve_contract import DomainError
 from tests.support.core.bursts import CountedCharge
 from tests.support.core.machines import BurstLink, Machine
 

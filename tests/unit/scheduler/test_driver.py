@@ -11,18 +11,20 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.callers.caller import Admission
+from scheduler_service.callers import Admission
 from scheduler_service.config import ClusterConfig
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler.effects import Effect
-from scheduler_service.scheduler.engine.row_columns import RowColumns
-from scheduler_service.scheduler.events import Event
-from scheduler_service.scheduler.values.config import PolicyConfig
-from scheduler_service.scheduler.values.plan import StepEvents
-from scheduler_service.scheduler.values.request import Request, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from scheduler_service.streams.sinks import RequestSink
-from splitserve_common.process_log import JsonFormatter
+from scheduler_service.scheduler import Effect, Event
+from scheduler_service.scheduler.engine import RowColumns
+from scheduler_service.scheduler.values import (
+    PolicyConfig,
+    Request,
+    SamplingParams,
+    SchedulingParams,
+    StepEvents,
+)
+from scheduler_service.streams import RequestSink
+from splitserve_common import JsonFormatter
 from tests.support.core.machines import VOCAB_SIZE, Fleet, Machine, turns
 from tests.support.core.pure_fleet import Broken
 

@@ -9,10 +9,8 @@ from dataclasses import replace
 import pytest
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.scheduler.effects import Effect, WakeAt
-from scheduler_service.scheduler.events import Event
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.service.readiness import (
+from scheduler_service.scheduler import Effect, Event, Scheduler, WakeAt
+from scheduler_service.service import (
     Readiness,
     ReadinessInputs,
     ReadinessJudge,

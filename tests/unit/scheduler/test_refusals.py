@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from scheduler_service.audit.audit import RequestRefused
-from scheduler_service.callers.caller import Caller, Scope
+from scheduler_service.audit import RequestRefused
+from scheduler_service.callers import Caller, Scope
 from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
-from scheduler_service.service.refusals import RefusalPauses, RequestLog
+from scheduler_service.service import RefusalPauses, RequestLog
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.support.security.credentials import ListedAudit
 
 QUOTA = "QUOTA_EXCEEDED"

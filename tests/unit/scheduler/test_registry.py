@@ -12,15 +12,15 @@ import pytest
 
 from scheduler_service.config import SchedulerServiceConfig
 from scheduler_service.driver import Driver
-from scheduler_service.service.registry import (
+from scheduler_service.service import (
     MAX_PENDING_OF_A_HOST,
     ExecutorAddresses,
     RegistryServicer,
     Resolver,
 )
 from splitserve.scheduler.v1 import registry_pb2
-from splitserve_common.addresses import AddressRules
-from splitserve_contract.domain_error import DomainError
+from splitserve_common import AddressRules
+from splitserve_contract import DomainError
 from splitserve_options import options
 from tests.support.core.machines import Machine
 from tests.support.processes.patience import PATIENCE_S

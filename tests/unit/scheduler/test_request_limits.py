@@ -16,20 +16,17 @@ from google.protobuf.message import Message
 from scheduler_service.config import ClusterConfig
 from scheduler_service.driver import Driver
 from scheduler_service.request_limits import check_lengths, message_bytes, most_message_bytes
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import (
+from scheduler_service.scheduler.values import (
     MAX_BAD_WORD_TOKENS,
     MAX_CHOICES,
     MAX_ENTRIES,
     MAX_GRAMMAR_BYTES,
+    Request,
 )
-from scheduler_service.service.servicer import SchedulerServicer
-from scheduler_service.streams.client_codec import decode_sampling_params
-from scheduler_service.streams.delivery import Delivery
-from scheduler_service.streams.outbox import UnreadLimits
+from scheduler_service.service import SchedulerServicer
+from scheduler_service.streams import Delivery, UnreadLimits, decode_sampling_params
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_contract.domain_error import DomainError
-from splitserve_contract.sampling_parameters import MAX_SEQUENCES
+from splitserve_contract import MAX_SEQUENCES, DomainError
 from tests.support.core.driver import make_config
 
 MAX_LEN = 100

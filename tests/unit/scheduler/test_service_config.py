@@ -12,10 +12,10 @@ from scheduler_service.config import (
     TokensConfig,
     is_safe_url,
 )
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.config import FleetConfig
+from scheduler_service.scheduler import Scheduler
+from scheduler_service.scheduler.values import FleetConfig
 from splitserve_options import options
-from splitserve_rpc.security import Security, SecurityUnusable
+from splitserve_rpc import Security, SecurityUnusable
 from tests.support.core.driver import make_config
 from tests.support.security.cluster import Certificates
 

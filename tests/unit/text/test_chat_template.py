@@ -10,7 +10,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from splitserve_client import ChatTemplateFailed
-from splitserve_text.chat_template import ChatTemplates
+from splitserve_text import ChatTemplates
 from tests.support.models import chat_templates
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

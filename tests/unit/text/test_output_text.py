@@ -22,7 +22,7 @@ from splitserve_client import (
     Tokens,
     Usage,
 )
-from splitserve_text.output_text import OutputText
+from splitserve_text import OutputText
 from tests.support.models import tiny_tokenizers
 
 TOKENIZER = Tokenizer.from_files({"tokenizer.json": tiny_tokenizers.byte_level().to_str().encode()})

@@ -16,8 +16,7 @@ import pytest
 from jinja2.filters import FILTERS
 
 from splitserve_client import ChatTemplateFailed
-from splitserve_text.template_limits import TemplateLimits
-from splitserve_text.template_sandbox import Sandbox
+from splitserve_text import Sandbox, TemplateLimits
 from tests.support.processes.patience import PATIENCE_S
 
 # Each of them asks for more than a machine has, or for ever.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from splitserve_client import ChatTemplateFailed
-from splitserve_text.chat_template import ChatTemplates
+from splitserve_text import ChatTemplates
 
 CALLS_AS_TEXT = (
     "{% for call in message.tool_calls %}"

@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from splitserve_rpc.security import SecurityUnusable
-from splitserve_tracing.trace_config import NO_CONTEXT, Sampling, TraceConfig, TraceContext
+from splitserve_rpc import SecurityUnusable
+from splitserve_tracing import NO_CONTEXT, Sampling, TraceConfig, TraceContext
 from splitserve_tracing.tracing import LossReportingExporter, Tracing
 
 TRACE_ID, PARENT_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -1,1 +1,34 @@
 """KV blocks: block pools, block tables and the prefix cache."""
+
+from scheduler_service.scheduler.engine.blocks.block_manager import Allocation, BlockManager
+from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
+from scheduler_service.scheduler.engine.blocks.prefix_cache import (
+    NO_HIT,
+    PrefixCache,
+    PrefixHit,
+    PublicBoundary,
+    boundary_of,
+    extend_chain,
+    first_block_needed,
+    grow_chain,
+    may_skip_prefix,
+    num_findable_blocks,
+    root_hash,
+)
+
+__all__ = [
+    "NO_HIT",
+    "Allocation",
+    "BlockManager",
+    "BlockPool",
+    "PrefixCache",
+    "PrefixHit",
+    "PublicBoundary",
+    "boundary_of",
+    "extend_chain",
+    "first_block_needed",
+    "grow_chain",
+    "may_skip_prefix",
+    "num_findable_blocks",
+    "root_hash",
+]

@@ -15,11 +15,11 @@ from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
 from scheduler_service.scheduler.engine.blocks.prefix_cache import PrefixCache, PrefixHit
 from scheduler_service.scheduler.engine.row_columns import NO_STAY, RELEASED, RowColumns
 from scheduler_service.scheduler.engine.step_draft import StepDraft
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.values import (
     Int32Array,
     Int64Array,
     Request,
+    SchedulerConfig,
     Sequence,
     SequenceStatus,
 )

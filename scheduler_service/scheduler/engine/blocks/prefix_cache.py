@@ -8,12 +8,12 @@ from itertools import islice
 
 from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
 from scheduler_service.scheduler.engine.row_columns import RowColumns
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.values import (
     Int32Array,
     Int64Array,
     Request,
     RequestStatus,
+    SchedulerConfig,
     Sequence,
 )
 

@@ -14,26 +14,24 @@ import numpy as np
 
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.step_draft import TablePart
-from scheduler_service.scheduler.values.beam_search import BeamSearch
-from scheduler_service.scheduler.values.plan import (
-    ROW_COMPUTED,
-    RowStatus,
-    RowWork,
-    StepEvents,
-    StepOutcome,
-    StepPlan,
-)
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.values import (
     NO_ROW,
     OF_NO_CORE,
+    ROW_COMPUTED,
+    BeamSearch,
     BoolArray,
     FinishReason,
     Int32Array,
     Int64Array,
     Request,
     RequestStatus,
+    RowStatus,
+    RowWork,
     Sequence,
     SequenceStatus,
+    StepEvents,
+    StepOutcome,
+    StepPlan,
 )
 
 MAX_FRUITLESS_LOSSES = 8

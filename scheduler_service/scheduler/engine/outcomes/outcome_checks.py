@@ -14,14 +14,17 @@ from dataclasses import replace
 import numpy as np
 
 from scheduler_service.scheduler.engine.placement import Placement
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import ContractBroken, RowStatus, StepOutcome, StepPlan
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.values import (
     BoolArray,
+    ContractBroken,
     Int32Array,
+    RowStatus,
+    SchedulerConfig,
     ScoredToken,
     Sequence,
     SequenceStatus,
+    StepOutcome,
+    StepPlan,
 )
 
 # Tolerance for rounding: a logprob is at most 0.

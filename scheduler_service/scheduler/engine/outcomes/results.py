@@ -13,25 +13,23 @@ from scheduler_service.scheduler.engine.outcomes.losses import FailureRecovery, 
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.row_columns import ONE, ZERO
 from scheduler_service.scheduler.engine.sequences import SequenceEndings
-from scheduler_service.scheduler.values.beam_search import BeamSearch
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import (
-    RowWork,
-    StepEvents,
-    StepOutcome,
-    StepPlan,
-    TokenEvent,
-)
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.values import (
+    BeamSearch,
     BoolArray,
     Completion,
     FinishReason,
     Int32Array,
     Int64Array,
     Request,
+    RowWork,
+    SchedulerConfig,
     ScoredToken,
     Sequence,
     SequenceStatus,
+    StepEvents,
+    StepOutcome,
+    StepPlan,
+    TokenEvent,
 )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from scheduler_service.scheduler.engine.blocks.prefix_cache import PrefixHit
+from scheduler_service.scheduler.engine.blocks import PrefixHit
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.planning.arrival_checks import prepare_request
 from scheduler_service.scheduler.engine.planning.batch_policy import StepShape
@@ -22,14 +22,13 @@ from scheduler_service.scheduler.engine.planning.lateness import DeadlineEnforce
 from scheduler_service.scheduler.engine.planning.room import MAX_BYPASSES, Room
 from scheduler_service.scheduler.engine.planning.rows import PromptLimit, RunningRows
 from scheduler_service.scheduler.engine.sequences import SequenceEndings
-from scheduler_service.scheduler.queue.ordered_queue import OpenLanes
-from scheduler_service.scheduler.queue.waiting_queue import Waiting
-from scheduler_service.scheduler.values.admission import AdmissionBlocker
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.queue import OpenLanes, Waiting
+from scheduler_service.scheduler.values import (
+    AdmissionBlocker,
     FinishReason,
     Request,
     RequestStatus,
+    SchedulerConfig,
     Sequence,
     SequenceStatus,
 )

@@ -10,11 +10,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from scheduler_service.scheduler.values.beam_search import BeamSearch
-from scheduler_service.scheduler.values.config import Feature, SchedulerConfig
-from scheduler_service.scheduler.values.request import Int32Array, ParamsSet, Request, Sequence
-from scheduler_service.scheduler.values.sampling_params import ID_BYTES
-from splitserve_contract.domain_error import DomainError
+from scheduler_service.scheduler.values import (
+    ID_BYTES,
+    BeamSearch,
+    Feature,
+    Int32Array,
+    ParamsSet,
+    Request,
+    SchedulerConfig,
+    Sequence,
+)
+from splitserve_contract import DomainError
 
 
 def check_request(request: Request, config: SchedulerConfig) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, assert_never
 
-from scheduler_service.scheduler.values.config import BatchPolicyName, SchedulerConfig
+from scheduler_service.scheduler.values import BatchPolicyName, SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)

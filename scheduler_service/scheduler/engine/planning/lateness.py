@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.planning.arrival_checks import prepare_request
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import StepPlan
-from scheduler_service.scheduler.values.request import FinishReason, Request
+from scheduler_service.scheduler.values import FinishReason, Request, SchedulerConfig, StepPlan
 
 # Most requests that one step refuses. Further late requests wait for the next step, but never run.
 MAX_REFUSALS = 32

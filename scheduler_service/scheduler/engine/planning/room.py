@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from scheduler_service.scheduler.engine.blocks.block_manager import Allocation
-from scheduler_service.scheduler.engine.blocks.prefix_cache import NO_HIT, PrefixHit
+from scheduler_service.scheduler.engine.blocks import NO_HIT, Allocation, PrefixHit
 from scheduler_service.scheduler.engine.placement import Placement
-from scheduler_service.scheduler.queue.queue_policy import HELD_PER_LEFT
-from scheduler_service.scheduler.values.admission import AdmissionBlocker
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import PreemptionCause
-from scheduler_service.scheduler.values.request import ParamsSet, Request, RequestStatus, Sequence
+from scheduler_service.scheduler.queue import HELD_PER_LEFT
+from scheduler_service.scheduler.values import (
+    AdmissionBlocker,
+    ParamsSet,
+    PreemptionCause,
+    Request,
+    RequestStatus,
+    SchedulerConfig,
+    Sequence,
+)
 
 MAX_BYPASSES = 64
 

@@ -18,19 +18,18 @@ from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.planning.room import HeldShares
 from scheduler_service.scheduler.engine.row_columns import NO_STAY, ONE, ZERO
 from scheduler_service.scheduler.engine.sequences import Siblings
-from scheduler_service.scheduler.queue.key_order import TURN_EVERY
-from scheduler_service.scheduler.queue.ordered_queue import Key
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import PreemptionCause
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.queue import TURN_EVERY, Key
+from scheduler_service.scheduler.values import (
     BoolArray,
     FinishReason,
     Int32Array,
     Int64Array,
+    PreemptionCause,
     Request,
+    SchedulerConfig,
     Sequence,
 )
-from scheduler_service.scheduler.values.request import SequenceStatus as Status
+from scheduler_service.scheduler.values import SequenceStatus as Status
 
 
 def _within(chunks: Int32Array, num_most: int) -> Int32Array:

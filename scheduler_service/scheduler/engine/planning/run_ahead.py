@@ -10,20 +10,23 @@ import numpy as np
 
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.row_columns import ONE, ZERO
-from scheduler_service.scheduler.engine.speculation.draft_lengths import (
+from scheduler_service.scheduler.engine.speculation import (
     DraftTotals,
     PassTimes,
+    PromptLookup,
+    Proposer,
     choose_lengths,
 )
-from scheduler_service.scheduler.engine.speculation.prompt_lookup import PromptLookup, Proposer
-from scheduler_service.scheduler.queue.waiting_queue import Waiting
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.plan import Drafts, StepOutcome, StepPlan
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.queue import Waiting
+from scheduler_service.scheduler.values import (
     BoolArray,
+    Drafts,
     Int32Array,
     Int64Array,
+    SchedulerConfig,
     SequenceStatus,
+    StepOutcome,
+    StepPlan,
 )
 
 # For _WARM_TOKENS tokens after its last draft tokens, a row is expected to have some again. Till

@@ -21,15 +21,19 @@ from scheduler_service.scheduler.engine.planning.rows import (
 from scheduler_service.scheduler.engine.planning.run_ahead import Drafting, RunAhead
 from scheduler_service.scheduler.engine.preemption_costs import PreemptionCosts
 from scheduler_service.scheduler.engine.sequences import SequenceEndings, Siblings
-from scheduler_service.scheduler.engine.speculation.draft_lengths import DraftTotals
-from scheduler_service.scheduler.queue.waiting_queue import Waiting
-from scheduler_service.scheduler.values.config import Feature, SchedulerConfig
-from scheduler_service.scheduler.values.plan import NewRow, RowWork, StepOutcome, StepPlan
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.engine.speculation import DraftTotals
+from scheduler_service.scheduler.queue import Waiting
+from scheduler_service.scheduler.values import (
+    Feature,
     Int32Array,
     Int64Array,
+    NewRow,
     RequestStatus,
+    RowWork,
+    SchedulerConfig,
     Sequence,
+    StepOutcome,
+    StepPlan,
 )
 
 _NO_ROWS = np.empty(0, np.int64)

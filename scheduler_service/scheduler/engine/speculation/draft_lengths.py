@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scheduler_service.scheduler.values.plan import Drafts, StepOutcome, StepPlan
-from scheduler_service.scheduler.values.request import Int32Array, Int64Array
+from scheduler_service.scheduler.values import Drafts, Int32Array, Int64Array, StepOutcome, StepPlan
 
 # Estimates are inexact: a smaller expected gain counts as none.
 _LEAST_GAIN = 1.02

@@ -23,7 +23,7 @@ import numpy as np
 
 from scheduler_service.scheduler.engine.row_columns import NO_STAY, RowColumns
 from scheduler_service.scheduler.engine.speculation.draft_lengths import Float64Array
-from scheduler_service.scheduler.values.request import Int32Array, Int64Array
+from scheduler_service.scheduler.values import Int32Array, Int64Array
 
 _NO_GUESS = -1
 

@@ -7,17 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from splitserve_cli.checks.cluster import check_clock, check_executors, check_model
-from splitserve_cli.checks.finding import Finding, State
-from splitserve_client.errors import (
+from splitserve_cli.checks import Finding, State, check_clock, check_executors, check_model
+from splitserve_client import (
     CallerNotAllowed,
     CallerUnknown,
+    Executor,
+    ExecutorList,
+    Model,
     ModelNotReady,
+    Readiness,
     ServerUnreachable,
 )
-from splitserve_client.scheduler_info import Executor, ExecutorList, Model, Readiness
-from splitserve_contract.version import CONTRACT_MAJOR, CONTRACT_MINOR
-from splitserve_text.errors import SplitserveError
+from splitserve_contract import CONTRACT_MAJOR, CONTRACT_MINOR
+from splitserve_text import SplitserveError
 
 NOW_S = 1_700_000_000.0
 OURS = (CONTRACT_MAJOR, CONTRACT_MINOR)

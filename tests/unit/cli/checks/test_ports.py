@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_cli.checks import ports
-from splitserve_cli.checks.finding import Finding, State
-from splitserve_cli.checks.ports import (
+from splitserve_cli.checks import (
+    Finding,
+    State,
     check_port,
     check_process_files,
     check_tls_files,
     check_twice,
     owner_of,
+    ports,
 )
-from splitserve_options.option import Command
-from splitserve_options.options import Value
-from splitserve_rpc.tls import TlsFiles
+from splitserve_options import Command, Value
+from splitserve_rpc import TlsFiles
 from tests.support.security.cluster import Certificates
 
 
@@ -177,7 +177,7 @@ def test_certificate_is_wrong_outside_its_validity(made: Certificates) -> None:
 
 
 def test_certificate_is_warned_of_when_it_ends_within_days(made: Certificates) -> None:
-    from splitserve_common.certificate import read_certificate
+    from splitserve_common import read_certificate
 
     files = made.files("scheduler")
     assert files.cert is not None

@@ -12,15 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from executor_service.backends.choose import AUTO, NATIVE, TORCH, choose_compute
-from executor_service.backends.compute import Compute
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.decoders.packed_linears import PackedLinearModule
+from executor_service.backends import AUTO, NATIVE, TORCH, Compute, choose_compute
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.decoders import PackedLinearModule
 from executor_service.errors import BackendUnavailable
-from executor_service.model.loaded_model import LoadedModel
+from executor_service.model import LoadedModel
+from splitserve_kernels.cpu import NativeAttention, NativeLibrary
 from splitserve_kernels.cpu.build import BuildFailed
-from splitserve_kernels.cpu.library import NativeLibrary
-from splitserve_kernels.cpu.operations import NativeAttention
 from tests.support.models.model_pair import served_logits
 from tests.support.models.tiny_models import make_tiny_model
 

@@ -12,19 +12,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.backends.attention_candidates import (
+from executor_service.backends import (
+    AUTO,
+    NATIVE,
+    TORCH,
     Candidate,
     LayerDemand,
     WhyNotLayer,
+    choose_gpu_attention,
     gpu_candidates,
     time_attention,
 )
-from executor_service.backends.choose import AUTO, NATIVE, TORCH, choose_gpu_attention
 from executor_service.errors import BackendUnavailable, TrialFailed
-from executor_service.model.loaded_model import LoadedModel
+from executor_service.model import LoadedModel
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionBackend
-from splitserve_options.options import OPTIONS
+from splitserve_options import OPTIONS
 from tests.support.models.tiny_models import load_tiny_model
 
 

@@ -10,19 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.backends.gpu_kernels import tried_kernel
-from executor_service.device.kv_cache import CopyBlocks, copy_in_torch
-from executor_service.device.uploads import Uploads
+from executor_service.backends import tried_kernel
+from executor_service.device import CopyBlocks, Uploads, copy_in_torch
 from executor_service.errors import TrialFailed
-from executor_service.sampling.sampler import (
-    Adjust,
-    Draw,
-    SamplingRows,
-    adjust_in_torch,
-    draw_in_torch,
-)
-from executor_service.steps.sampling_params import ParamRows, SamplingParams
-from executor_service.trials.kernel_trials import try_adjust, try_copy, try_draw
+from executor_service.sampling import Adjust, Draw, SamplingRows, adjust_in_torch, draw_in_torch
+from executor_service.steps import ParamRows, SamplingParams
+from executor_service.trials import try_adjust, try_copy, try_draw
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from executor_service.checkpoint.folder import check_directory, resolve_checkpoint
+from executor_service.checkpoint import check_directory, resolve_checkpoint
 from executor_service.errors import ModelUnreadable
 
 

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
-from executor_service.checkpoint.generation_config import GenerationConfig, read_generation_config
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.steps.executor_info import DefaultSampling
+from executor_service.checkpoint import (
+    GenerationConfig,
+    ModelConfig,
+    load_model,
+    read_generation_config,
+)
+from executor_service.steps import DefaultSampling
 from tests.support.models.tiny_models import EOS_TOKEN_ID, make_tiny_model
 
 VOCAB_SIZE = 100

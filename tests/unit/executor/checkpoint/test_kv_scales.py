@@ -11,12 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from executor_service.checkpoint.model_loader import (
-    ModelConfig,
-    is_kv_scale,
-    load_model,
-    read_kv_scales,
-)
+from executor_service.checkpoint import ModelConfig, is_kv_scale, load_model, read_kv_scales
 from executor_service.errors import ModelUnsupported
 from splitserve_kernels.paged_batch import KVScales
 from tests.support.models.tiny_models import edit_json, load_tiny_model

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.errors import ModelUnreadable, ModelUnsupported
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch

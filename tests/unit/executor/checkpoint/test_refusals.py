@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.errors import ExecutorError, ModelUnsupported
 
 Write = Callable[[Path], None]

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from executor_service.checkpoint import tokenizer_files
-from executor_service.checkpoint.folder import Checkpoint
-from executor_service.checkpoint.tokenizer_files import (
+from executor_service.checkpoint import (
+    Checkpoint,
     ModelTokenizer,
     read_tokenizer,
+    tokenizer_files,
     with_tokenizer_eos,
 )
-from executor_service.steps.executor_info import read_tokenizer_file
+from executor_service.steps import read_tokenizer_file
 from splitserve_client import Tokenizer
 from tests.support.models.tokenizer_folders import FOLDERS, ODD_TEXTS, SPECIAL, write_config
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.errors import ModelUnreadable
 from tests.support.models.tiny_models import VOCAB_SIZE, edit_json, load_tiny_model, make_tiny_model
 

@@ -16,19 +16,19 @@ from transformers import LlamaForCausalLM
 from transformers.masking_utils import create_sliding_window_causal_mask
 from transformers.models.llama import modeling_llama
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.decoders.cpu_decoder import NativeModel, build_native_model, why_not_native
-from executor_service.decoders.decoder import DecoderModel
-from executor_service.decoders.llama_config import unknown_fields
-from executor_service.device.kv_cache import KVCache
-from executor_service.device.streams import HostStreams
-from executor_service.device.uploads import Uploads
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.decoders import (
+    DecoderModel,
+    NativeModel,
+    build_native_model,
+    unknown_fields,
+    why_not_native,
+)
+from executor_service.device import HostStreams, KVCache, Uploads
 from executor_service.errors import TrialFailed
-from executor_service.model.input_batch import InputBatch
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner.forward_pass import ForwardPass, PassBatches
-from splitserve_kernels.cpu import operations
-from splitserve_kernels.cpu.library import NativeLibrary
+from executor_service.model import InputBatch, LoadedModel
+from executor_service.runner import ForwardPass, PassBatches
+from splitserve_kernels.cpu import NativeLibrary, operations
 from tests.support.models.tiny_models import load_tiny_model
 from tests.support.steps.step_driver import Row, make_step
 

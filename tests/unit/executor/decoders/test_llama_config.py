@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from executor_service.decoders.llama_config import take_layers, unknown_fields, why_not_llama_config
+from executor_service.decoders import take_layers, unknown_fields, why_not_llama_config
 from tests.support.models.tiny_models import load_tiny_model, make_tiny_config
 
 LLAMA3: Mapping[str, Any] = {

@@ -16,13 +16,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor_service.device.kv_cache import to_device, to_host
-from executor_service.model.input_batch import InputBatch
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.runner.pool_sizes import CacheConfig
-from executor_service.steps.sampling_params import SamplingParams
-from executor_service.steps.step import AwaitedTokens, RowStatus
+from executor_service.device import to_device, to_host
+from executor_service.model import InputBatch, LoadedModel
+from executor_service.runner import CacheConfig, ModelRunner
+from executor_service.steps import AwaitedTokens, RowStatus, SamplingParams
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.steps.step_driver import GREEDY, Row, make_step
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from executor_service.device.kv_cache import (
+from executor_service.device import (
     Bytes,
     KVCache,
     LayerShape,

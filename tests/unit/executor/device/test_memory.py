@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from executor_service.device.memory import (
+from executor_service.device import (
     CudaPeakMeter,
     HostPeakMeter,
     HostReservations,

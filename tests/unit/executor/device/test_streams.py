@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from executor_service.device.streams import CudaGraphs, CudaStreams, HostStreams, streams_of
+from executor_service.device import CudaGraphs, CudaStreams, HostStreams, streams_of
 from executor_service.errors import RecordingFailed
 
 GPU = torch.device("cuda", 0)

@@ -7,14 +7,14 @@ import random
 import pytest
 import torch
 
-from executor_service.device.kv_cache import (
+from executor_service.device import (
     BlockTransfers,
     CopyBlocks,
     KVCache,
     LayerShape,
     copy_in_torch,
+    streams_of,
 )
-from executor_service.device.streams import streams_of
 from tests.support.steps.step_driver import Row, make_moves, make_step
 
 NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS, NUM_STEPS = 9, 5, 120

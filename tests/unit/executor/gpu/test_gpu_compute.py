@@ -11,15 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from executor_service.backends import Compute, compute_on_gpu
 from executor_service.backends import choose as gpu
-from executor_service.backends.choose import compute_on_gpu
-from executor_service.backends.compute import Compute
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.device.kv_cache import copy_in_torch
-from executor_service.device.uploads import Uploads
-from executor_service.model.loaded_model import LoadedModel, weights_bytes
-from executor_service.model.paged_model import torch_model
-from executor_service.sampling.sampler import SamplingRows, adjust_in_torch, draw_unseen_in_torch
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.device import Uploads, copy_in_torch
+from executor_service.model import LoadedModel, torch_model, weights_bytes
+from executor_service.sampling import SamplingRows, adjust_in_torch, draw_unseen_in_torch
 from tests.support.models.model_pair import served_logits
 from tests.support.models.tiny_models import make_tiny_model
 

@@ -12,18 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.decoders.decoder import DecoderModel
-from executor_service.decoders.llama_config import rotation
-from executor_service.device.kv_cache import KVCache, LayerShape
-from executor_service.device.streams import CudaGraphs, Recorder
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.decoders import DecoderModel, rotation
+from executor_service.device import CudaGraphs, KVCache, LayerShape, Recorder
 from executor_service.errors import TrialFailed
-from executor_service.model.input_batch import build_input_batch
-from executor_service.model.loaded_model import LayerKind, LoadedModel
-from executor_service.model.paged_model import MakeModel, TransformersModel
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.runner.step_graphs import RecordedModels
-from executor_service.trials.attention_trial import try_layer, try_rotary_write
+from executor_service.model import (
+    LayerKind,
+    LoadedModel,
+    MakeModel,
+    TransformersModel,
+    build_input_batch,
+)
+from executor_service.runner import CacheConfig, RecordedModels, build_runner
+from executor_service.trials import try_layer, try_rotary_write
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import (
     UNIT_SCALES,

@@ -9,15 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.device.kv_cache import KVCache
-from executor_service.device.streams import CudaGraphs, Recorder
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import PagedModel, TransformersModel, torch_model
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.runner.step_graphs import RecordedModels
-from executor_service.sampling.sampler import SamplingRows
-from executor_service.steps.sampling_params import SamplingParams
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.device import CudaGraphs, KVCache, Recorder
+from executor_service.model import LoadedModel, PagedModel, TransformersModel, torch_model
+from executor_service.runner import CacheConfig, RecordedModels, build_runner
+from executor_service.sampling import SamplingRows
+from executor_service.steps import SamplingParams
 from tests.support.devices.recorded_ops import RunAgain
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import DrivenSequence, drive

@@ -10,11 +10,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from executor_service.grammars.compiled_grammars import CompiledGrammars
-from executor_service.grammars.compiler import GrammarCompiler
-from executor_service.steps.sampling_params import Grammar, TokenMasks
-from splitserve_grammars.limits import PARSER_LIMITS
-from splitserve_grammars.trial import GrammarTrialResult, GrammarTrials
+from executor_service.grammars import CompiledGrammars, GrammarCompiler
+from executor_service.steps import Grammar, TokenMasks
+from splitserve_grammars import PARSER_LIMITS, GrammarTrialResult, GrammarTrials
 from tests.support.grammars.sampled_texts import (
     EOS,
     PROMPT,

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from executor_service.grammars import Compiled, GrammarCompiler
 from executor_service.grammars import compiler as compiler_module
 from executor_service.grammars import compiler as remembered
-from executor_service.grammars.compiler import Compiled, GrammarCompiler
-from executor_service.steps.sampling_params import Grammar
-from splitserve_grammars.limits import MAX_COMPILE_CPU_S, MAX_LEXER_BYTES
-from splitserve_grammars.trial import (
+from executor_service.steps import Grammar
+from splitserve_grammars import (
+    MAX_COMPILE_CPU_S,
+    MAX_LEXER_BYTES,
     GrammarTrialResult,
     GrammarTrials,
     TrialTooSlow,

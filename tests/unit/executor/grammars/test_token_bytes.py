@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from executor_service.checkpoint.folder import Checkpoint
-from executor_service.checkpoint.tokenizer_files import read_tokenizer
-from executor_service.grammars.vocabulary import TokenizerUnsupported, Vocabulary, read_token_bytes
+from executor_service.checkpoint import Checkpoint, read_tokenizer
+from executor_service.grammars import TokenizerUnsupported, Vocabulary, read_token_bytes
 from tests.support.models.tiny_tokenizers import byte_level, sentencepiece, words
 from tests.support.models.tokenizer_folders import FOLDERS
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from executor_service.metrics.executor_metrics import ExecutorMetrics
-from executor_service.service.servicer import ExecuteStreams
-from executor_service.service.step_worker import StepWorker
-from executor_service.speculation.draft_totals import DraftTotals
-from executor_service.steps.step_executor import StepExecutor
-from splitserve_metrics.listener import MetricsAddress
+from executor_service.metrics import ExecutorMetrics
+from executor_service.service import ExecuteStreams, StepWorker
+from executor_service.speculation import DraftTotals
+from executor_service.steps import StepExecutor
+from splitserve_metrics import MetricsAddress
 from tests.support.fakes.fake_runner import FakeRunner
 from tests.support.metrics import Shown
 from tests.support.steps.step_driver import make_executor_info

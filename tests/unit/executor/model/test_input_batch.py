@@ -12,13 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from executor_service.device.resident_tables import ResidentTables, SampledTokens
-from executor_service.device.streams import HostStreams
-from executor_service.device.uploads import Uploads
-from executor_service.model.input_batch import InputBatch, build_input_batch
-from executor_service.steps.block_tables import BlockTables
-from executor_service.steps.sampling_params import SamplingParams
-from executor_service.steps.step import AwaitedTokens, StepInput
+from executor_service.device import HostStreams, ResidentTables, SampledTokens, Uploads
+from executor_service.model import InputBatch, build_input_batch
+from executor_service.steps import AwaitedTokens, BlockTables, SamplingParams, StepInput
 from tests.support.steps.step_driver import Row, make_step
 
 BLOCK_SIZE = 4

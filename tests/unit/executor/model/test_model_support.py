@@ -14,20 +14,23 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from executor_service.backends.choose import choose_compute
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.device.kv_cache import KVCache
+from executor_service.backends import choose_compute
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.device import KVCache
 from executor_service.errors import ModelUnsupported
-from executor_service.model.input_batch import build_input_batch
-from executor_service.model.loaded_model import choose_max_model_len, show_progress
-from executor_service.model.paged_model import LayerStates, RevealingModel, TransformersModel
-from executor_service.model.transformers_attention import (
+from executor_service.model import (
     IMPLEMENTATION_NAME,
+    LayerStates,
+    RevealingModel,
+    TransformersModel,
     bind,
+    build_input_batch,
+    choose_max_model_len,
     register_attention,
+    show_progress,
     unbind,
 )
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.runner import CacheConfig, build_runner
 from splitserve_kernels.paged_batch import AttentionOptions
 from tests.support.devices.recorded_ops import RecordedOps
 from tests.support.models.tiny_heads import LAYER_IDS, states_of

@@ -8,14 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import KVCache
-from executor_service.device.streams import Recorder
-from executor_service.model.input_batch import InputBatch, build_input_batch
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import MakeModel, PagedModel
-from executor_service.runner.static_inputs import decode_shapes, prompt_shapes
-from executor_service.runner.step_graphs import RecordedModels
-from executor_service.sampling.sampler import StaticDraw
+from executor_service.device import KVCache, Recorder
+from executor_service.model import InputBatch, LoadedModel, MakeModel, PagedModel, build_input_batch
+from executor_service.runner import RecordedModels, decode_shapes, prompt_shapes
+from executor_service.sampling import StaticDraw
 from tests.support.devices.recorded_ops import static_model
 from tests.support.steps.step_driver import Row, make_step
 

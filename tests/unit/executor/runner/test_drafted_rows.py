@@ -10,15 +10,11 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from executor_service.backends.choose import compute_on_cpu
-from executor_service.device.kv_cache import KVCache
-from executor_service.model.input_batch import InputBatch
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import PagedModel, torch_model
-from executor_service.runner import forward_pass
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.steps.sampling_params import SamplingParams
+from executor_service.backends import compute_on_cpu
+from executor_service.device import KVCache
+from executor_service.model import InputBatch, LoadedModel, PagedModel, torch_model
+from executor_service.runner import CacheConfig, ModelRunner, build_runner, forward_pass
+from executor_service.steps import SamplingParams
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.models.tiny_models import VOCAB_SIZE, load_tiny_model
 from tests.support.steps import step_driver

@@ -12,22 +12,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import KVCache
-from executor_service.model.input_batch import InputBatch
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import PagedModel, TransformersModel
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.sampling.sampler import SamplingRows, draw_in_torch
-from executor_service.service.batch_decoding import decode_batch
-from executor_service.steps.batch import StepAnswer, StepErrorReason, StepStatus
-from executor_service.steps.executor_info import (
+from executor_service.device import KVCache
+from executor_service.model import InputBatch, LoadedModel, PagedModel, TransformersModel
+from executor_service.runner import CacheConfig, ModelRunner, build_runner
+from executor_service.sampling import SamplingRows, draw_in_torch
+from executor_service.service import decode_batch
+from executor_service.steps import (
     SAMPLING_FEATURES,
     ExecutorLimits,
     Feature,
+    RowStatus,
+    StepAnswer,
+    StepErrorReason,
+    StepExecutor,
+    StepOutput,
+    StepStatus,
 )
-from executor_service.steps.step import RowStatus, StepOutput
-from executor_service.steps.step_executor import StepExecutor
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
 from tests.support.models.tiny_models import VOCAB_SIZE

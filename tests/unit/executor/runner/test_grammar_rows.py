@@ -12,16 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from executor_service.grammars.compiled_grammars import CompiledGrammars, RowGrammar
-from executor_service.grammars.compiler import GrammarCompiler
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.service.batch_decoding import decode_batch
-from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
-from executor_service.steps.step import RowStatus, StepOutput
-from executor_service.steps.step_executor import StepExecutor
+from executor_service.grammars import CompiledGrammars, GrammarCompiler, RowGrammar
+from executor_service.model import LoadedModel
+from executor_service.runner import CacheConfig, build_runner
+from executor_service.service import decode_batch
+from executor_service.steps import SAMPLING_FEATURES, Feature, RowStatus, StepExecutor, StepOutput
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_grammars.trial import GrammarTrialResult, GrammarTrials
+from splitserve_grammars import GrammarTrialResult, GrammarTrials
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.grammars.sampled_texts import EOS, byte_level_texts
 from tests.support.models.tiny_models import load_tiny_model

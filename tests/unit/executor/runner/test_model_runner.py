@@ -12,11 +12,9 @@ import torch
 from torch import nn
 
 from executor_service.errors import StepFailed
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.steps.sampling_params import SamplingParams
-from executor_service.steps.step import RowStatus
+from executor_service.model import LoadedModel
+from executor_service.runner import CacheConfig, ModelRunner, build_runner
+from executor_service.steps import RowStatus, SamplingParams
 from tests.support.models.tiny_models import load_tiny_model
 from tests.support.steps.step_driver import GREEDY, Row, make_moves, make_step
 

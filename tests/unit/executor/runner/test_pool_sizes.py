@@ -11,13 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from executor_service.device.kv_cache import KVCache
-from executor_service.device.memory import HostReservations
+from executor_service.device import HostReservations, KVCache
 from executor_service.errors import OutOfMemory, StepFailed
-from executor_service.model.input_batch import InputBatch
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import PagedModel, torch_model
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
+from executor_service.model import InputBatch, LoadedModel, PagedModel, torch_model
+from executor_service.runner import CacheConfig, build_runner
 
 # 2 layers x 2 heads x (16 + 16) numbers x 4 bytes x 16 tokens.
 BLOCK_BYTES = 2 * 2 * 32 * 4 * 16

@@ -6,12 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from executor_service.model.loaded_model import LoadedModel
+from executor_service.model import LoadedModel
+from executor_service.runner import CacheConfig, build_runner, run_in_parts, scores_too_much
 from executor_service.runner import forward_pass as scored_parts
-from executor_service.runner.forward_pass import run_in_parts, scores_too_much
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.steps.sampling_params import SamplingParams
-from executor_service.steps.step import BlockMoves, RowStatus, StepInput, StepOutput
+from executor_service.steps import BlockMoves, RowStatus, SamplingParams, StepInput, StepOutput
 from tests.support.steps.step_driver import GREEDY, Row, make_step
 
 _LIMIT = 3

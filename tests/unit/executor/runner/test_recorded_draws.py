@@ -11,14 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.runner.static_inputs import decode_shapes
-from executor_service.runner.step_graphs import StepGraphs
-from executor_service.sampling.sampler import SamplingRows, StaticDraw, draw_in_torch
-from executor_service.steps.sampling_params import SamplingParams
-from executor_service.steps.step import StepInput, StepOutput
+from executor_service.model import LoadedModel
+from executor_service.runner import (
+    CacheConfig,
+    ModelRunner,
+    StepGraphs,
+    build_runner,
+    decode_shapes,
+)
+from executor_service.sampling import SamplingRows, StaticDraw, draw_in_torch
+from executor_service.steps import SamplingParams, StepInput, StepOutput
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.devices.recorded_ops import RecordedOps, SortingDraw, static_model
 from tests.support.models.tiny_models import load_tiny_model

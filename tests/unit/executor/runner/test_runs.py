@@ -10,18 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import KVCache
+from executor_service.device import KVCache
 from executor_service.errors import StepFailed
-from executor_service.model.input_batch import InputBatch
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.runner.pool_sizes import CacheConfig
-from executor_service.service.batch_decoding import decode_batch
-from executor_service.steps.batch import StepAnswer
-from executor_service.steps.executor_info import SAMPLING_FEATURES, Feature
-from executor_service.steps.sampling_params import SamplingParams
-from executor_service.steps.step import RowStatus, StepInput, StepOutput
-from executor_service.steps.step_executor import StepExecutor
+from executor_service.model import InputBatch, LoadedModel
+from executor_service.runner import CacheConfig, ModelRunner
+from executor_service.service import decode_batch
+from executor_service.steps import (
+    SAMPLING_FEATURES,
+    Feature,
+    RowStatus,
+    SamplingParams,
+    StepAnswer,
+    StepExecutor,
+    StepInput,
+    StepOutput,
+)
 from splitserve_kernels.decoder_inputs import RunRows
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.models.tiny_models import VOCAB_SIZE

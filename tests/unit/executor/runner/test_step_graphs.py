@@ -13,17 +13,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import KVCache
-from executor_service.device.streams import HostStreams
-from executor_service.device.uploads import Uploads
+from executor_service.device import HostStreams, KVCache, Uploads
 from executor_service.errors import RecordingFailed
-from executor_service.model.input_batch import InputBatch, build_input_batch
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import MakeModel, PagedModel, torch_model
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.runner.static_inputs import StaticInputs, decode_shapes, prompt_shapes
-from executor_service.runner.step_graphs import StepGraphs
-from executor_service.steps.sampling_params import SamplingParams
+from executor_service.model import (
+    InputBatch,
+    LoadedModel,
+    MakeModel,
+    PagedModel,
+    build_input_batch,
+    torch_model,
+)
+from executor_service.runner import (
+    CacheConfig,
+    StaticInputs,
+    StepGraphs,
+    build_runner,
+    decode_shapes,
+    prompt_shapes,
+)
+from executor_service.steps import SamplingParams
 from tests.support.devices.recorded_ops import RecordedOps, static_model
 from tests.support.models.tiny_models import load_tiny_model
 from tests.support.steps.step_driver import Row, make_step

@@ -8,30 +8,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
-from executor_service.device.kv_cache import KVCache
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.device import KVCache
 from executor_service.errors import StepFailed
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import torch_model
+from executor_service.model import LoadedModel, torch_model
+from executor_service.runner import (
+    CacheConfig,
+    ModelRunner,
+    StepSize,
+    build_runner,
+    compile_kernels,
+    full_step_sizes,
+    make_worst_step,
+    measure_step,
+    measure_worst_step,
+    num_worst_step_blocks,
+    step_sizes,
+)
 from executor_service.runner import forward_pass as scored_parts
 from executor_service.runner import kernel_warm_up as trial_step
 from executor_service.runner import pool_sizes as worst_step
-from executor_service.runner.kernel_warm_up import (
-    compile_kernels,
-    full_step_sizes,
-    measure_step,
-    step_sizes,
-)
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.runner.pool_sizes import (
-    CacheConfig,
-    StepSize,
-    build_runner,
-    make_worst_step,
-    measure_worst_step,
-    num_worst_step_blocks,
-)
-from executor_service.steps.step import FinishedStep, RowStatus, StepInput, StepOutput
+from executor_service.steps import FinishedStep, RowStatus, StepInput, StepOutput
 from tests.support.models.tiny_models import load_tiny_model, make_tiny_model
 
 

@@ -14,13 +14,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor_service.device.streams import HostStreams
-from executor_service.device.uploads import Uploads
-from executor_service.sampling import token_counts
-from executor_service.sampling.logit_adjustments import adjust_logits, unpack_words
-from executor_service.sampling.sampler import SamplingRows, draw_in_torch, sample
-from executor_service.sampling.token_counts import IN_PROMPT, CountedRows, TokenCounts
-from executor_service.steps.sampling_params import Grammar, SamplingParams, TokenMasks
+from executor_service.device import HostStreams, Uploads
+from executor_service.sampling import (
+    IN_PROMPT,
+    CountedRows,
+    SamplingRows,
+    TokenCounts,
+    adjust_logits,
+    draw_in_torch,
+    sample,
+    token_counts,
+    unpack_words,
+)
+from executor_service.steps import Grammar, SamplingParams, TokenMasks
 from tests.support.steps.step_driver import make_sampling_rows
 
 NUM_TOKENS = 77

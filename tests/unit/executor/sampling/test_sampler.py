@@ -11,20 +11,21 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from executor_service.device.kv_cache import to_host
-from executor_service.sampling.sampler import (
+from executor_service.device import to_host
+from executor_service.sampling import (
     Draw,
     SamplingRows,
+    ScoredTokens,
+    TokenCounts,
     draw_in_torch,
     draw_unseen_in_torch,
+    make_columns,
     philox_4x32_10,
     sample,
+    score,
     uniform,
 )
-from executor_service.sampling.token_counts import TokenCounts
-from executor_service.sampling.truncation import ScoredTokens, make_columns, score
-from executor_service.steps.sampling_params import SamplingParams
-from executor_service.steps.step import LogprobColumns
+from executor_service.steps import LogprobColumns, SamplingParams
 from tests.support.devices.recorded_ops import WaitedForDevice, nobody_waits
 from tests.support.steps.step_driver import make_sampling_rows
 

@@ -27,10 +27,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from executor_service.sampling.logit_adjustments import adjust_logits
-from executor_service.sampling.token_counts import TokenCounts
-from executor_service.sampling.truncation import truncate
-from executor_service.steps.sampling_params import ParamRows, SamplingParams
+from executor_service.sampling import TokenCounts, adjust_logits, truncate
+from executor_service.steps import ParamRows, SamplingParams
 from tests.support.steps.step_driver import make_sampling_rows
 
 VOCAB_SIZE = 613

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from executor_service.service.membership import Membership
-from executor_service.service.registration import (
+from executor_service.service import (
     UNREACHABLE,
+    Membership,
     Pacing,
     Registrar,
     RegistrationFailed,
     ranked,
 )
-from executor_service.steps.executor_info import ExecutorInfo
-from splitserve_rpc.peer_watch import Ask
+from executor_service.steps import ExecutorInfo
+from splitserve_rpc import Ask
 from tests.support.steps.step_driver import make_executor_info
 
 EXECUTOR = "10.1.0.1:50052"

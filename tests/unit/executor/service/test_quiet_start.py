@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from executor_service.backends.choose import AUTO, choose_compute
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.backends import AUTO, choose_compute
+from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
 from executor_service.engine_loader import load_engine
 from splitserve_options import options

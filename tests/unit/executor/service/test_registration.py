@@ -8,18 +8,18 @@ import grpc
 import grpc.aio
 import pytest
 
-from executor_service.service.registration import (
+from executor_service.service import (
     GrpcRegistry,
     Pacing,
     Registrar,
     RegistrationFailed,
     advertised_address,
 )
-from executor_service.steps.executor_info import ExecutorInfo
+from executor_service.steps import ExecutorInfo
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
-from splitserve_contract.domain_error import DomainError
-from splitserve_rpc.server import bind_server
+from splitserve_contract import DomainError
+from splitserve_rpc import bind_server
 from tests.support.steps.step_driver import make_executor_info
 
 INFO = make_executor_info(executor_epoch=7, address="127.0.0.1:9")

@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_service.service.registration import StabilityDetector, ranked
+from executor_service.service import StabilityDetector, ranked
 
 _HOSTS = st.text(string.ascii_lowercase, min_size=1, max_size=8)
 ADDRESSES = st.builds("{}:{}".format, _HOSTS, st.integers(1, 9999))

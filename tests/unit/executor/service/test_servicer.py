@@ -12,19 +12,27 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.service.batch_decoding import decode_batch
-from executor_service.service.servicer import ExecutorServicer, ReadyExecutor
-from executor_service.service.step_worker import Encode, StepWorker
-from executor_service.steps.batch import Batch, StepAnswer, StepStatus
-from executor_service.steps.executor_info import ExecutorLimits
-from executor_service.steps.step import RowStatus
-from executor_service.steps.step_executor import RunningStep, StepExecutor
+from executor_service.model import LoadedModel
+from executor_service.runner import CacheConfig, build_runner
+from executor_service.service import (
+    Encode,
+    ExecutorServicer,
+    ReadyExecutor,
+    StepWorker,
+    decode_batch,
+)
+from executor_service.steps import (
+    Batch,
+    ExecutorLimits,
+    RowStatus,
+    RunningStep,
+    StepAnswer,
+    StepExecutor,
+    StepStatus,
+)
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
-from splitserve_rpc.errors import failure_of
-from splitserve_rpc.server import bind_server
+from splitserve_rpc import bind_server, failure_of
 from tests.support.devices.late_device import LateStreams, late_runner
 from tests.support.fakes.fake_runner import FakeRunner
 from tests.support.models.tiny_models import VOCAB_SIZE

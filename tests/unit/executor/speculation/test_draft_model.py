@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor_service.speculation.draft_model import DraftedRow, DraftLimits, DraftModel
-from executor_service.speculation.speculating_runner import (
+from executor_service.speculation import (
     MAX_GUESSES,
     AcceptanceRate,
+    DraftedRow,
     DraftLengths,
+    DraftLimits,
+    DraftModel,
     PassTimes,
 )
-from executor_service.steps.step import RowStatus, StepInput, StepOutput
-from executor_service.steps.token_runs import TokenRuns
+from executor_service.steps import RowStatus, StepInput, StepOutput, TokenRuns
 from tests.support.steps.step_driver import Row, make_step
 
 TABLE = list(range(10))

@@ -12,18 +12,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from executor_service.backends.choose import LayerCompute, choose_layer_compute
-from executor_service.checkpoint.folder import resolve_checkpoint
-from executor_service.device.kv_cache import KVCache, LayerShape
+from executor_service.backends import LayerCompute, choose_layer_compute
+from executor_service.checkpoint import resolve_checkpoint
+from executor_service.device import KVCache, LayerShape
 from executor_service.errors import ModelUnsupported
-from executor_service.model.input_batch import build_input_batch
-from executor_service.model.loaded_model import LayerKind
-from executor_service.speculation.eagle3.head_model import HeadModel, HeadStates, states_shape
-from executor_service.speculation.eagle3.head_weights import (
+from executor_service.model import LayerKind, build_input_batch
+from executor_service.speculation.eagle3 import (
+    HeadModel,
+    HeadStates,
     HeadWeights,
     is_head,
     read_head_config,
     read_head_weights,
+    states_shape,
 )
 from splitserve_kernels.paged_batch import AttentionOptions
 from tests.support.models.tiny_heads import TINY_SHAPE, make_tiny_head, random_head

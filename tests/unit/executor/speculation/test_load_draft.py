@@ -16,23 +16,26 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from executor_service.backends.choose import choose_compute
-from executor_service.backends.compute import Compute
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.backends import Compute, choose_compute
+from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.engine_loader import BUNDLED_DIRECTORY, LoadedEngine
 from executor_service.errors import ModelUnreadable, ModelUnsupported
-from executor_service.model.loaded_model import LoadedModel
-from executor_service.model.paged_model import torch_model
-from executor_service.runner.model_runner import ModelRunner
-from executor_service.runner.pool_sizes import CacheConfig, build_runner
-from executor_service.speculation.draft_loading import (
+from executor_service.model import LoadedModel, torch_model
+from executor_service.runner import CacheConfig, ModelRunner, build_runner
+from executor_service.speculation import (
     BUNDLED_DRAFT_DIRECTORY,
+    SpeculatingRunner,
     check_draft,
     load_draft,
 )
-from executor_service.speculation.speculating_runner import SpeculatingRunner
-from executor_service.steps.sampling_params import SamplingParams
-from executor_service.steps.step import BlockMoves, PendingStep, Runner, StepInput, execute_step
+from executor_service.steps import (
+    BlockMoves,
+    PendingStep,
+    Runner,
+    SamplingParams,
+    StepInput,
+    execute_step,
+)
 from tests.support.models.tiny_heads import make_tiny_head, make_trained_head
 from tests.support.models.tiny_models import (
     SLIDING_WINDOW,

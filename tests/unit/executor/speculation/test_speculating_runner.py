@@ -16,11 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor_service.errors import StepFailed
-from executor_service.speculation.draft_model import DraftLimits, DraftModel
-from executor_service.speculation.speculating_runner import SpeculatingRunner
-from executor_service.steps.sampling_params import SamplingParams
-from executor_service.steps.step import Int32Array, StepInput, StepOutput
-from executor_service.steps.token_runs import TokenRuns
+from executor_service.speculation import DraftLimits, DraftModel, SpeculatingRunner
+from executor_service.steps import Int32Array, SamplingParams, StepInput, StepOutput, TokenRuns
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, expected_tokens, no_fault
 from tests.support.steps.step_driver import GREEDY, DrivenSequence, drive_runs
 

@@ -9,11 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executor_service.errors import StepFailed
-from executor_service.steps import drafts
-from executor_service.steps.drafts import verify_drafts
-from executor_service.steps.sampling_params import SamplingParams
-from executor_service.steps.step import NO_MOVES, BlockMoves, RowStatus, StepInput, StepOutput
-from executor_service.steps.token_runs import TokenRuns
+from executor_service.steps import (
+    NO_MOVES,
+    BlockMoves,
+    RowStatus,
+    SamplingParams,
+    StepInput,
+    StepOutput,
+    TokenRuns,
+    drafts,
+    verify_drafts,
+)
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
 from tests.support.steps.step_driver import DrivenSequence, Row, drive, drive_drafted, make_step
 

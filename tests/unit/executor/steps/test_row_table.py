@@ -9,17 +9,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from executor_service.steps.batch import NewRows
-from executor_service.steps.executor_info import steady_clock
-from executor_service.steps.row_table import RowTable
-from executor_service.steps.sampling_params import (
+from executor_service.steps import (
     Grammar,
+    Int32Array,
+    Int64Array,
+    NewRows,
     ParamRows,
+    RowTable,
     SamplingParams,
     StepGrammars,
     TokenConstraints,
+    steady_clock,
 )
-from executor_service.steps.step import Int32Array, Int64Array
 
 MAX_INFLIGHT_STEPS = 3
 

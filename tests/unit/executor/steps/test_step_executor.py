@@ -11,11 +11,18 @@ import numpy as np
 import pytest
 
 from executor_service.errors import OutOfMemory, StepFailed
-from executor_service.service.batch_decoding import decode_batch
-from executor_service.steps.batch import StepAnswer, StepErrorReason, StepStatus
-from executor_service.steps.executor_info import Feature
-from executor_service.steps.step import FinishedStep, PendingStep, StepInput, StepOutput
-from executor_service.steps.step_executor import StepExecutor
+from executor_service.service import decode_batch
+from executor_service.steps import (
+    Feature,
+    FinishedStep,
+    PendingStep,
+    StepAnswer,
+    StepErrorReason,
+    StepExecutor,
+    StepInput,
+    StepOutput,
+    StepStatus,
+)
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.fakes.fake_runner import FakeRunner, expected_tokens
 from tests.support.steps.batches import NewRow, Sender, WorkRow

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor_service.device.kv_cache import LayerShape
+from executor_service.device import LayerShape
 from executor_service.errors import TrialFailed
-from executor_service.model.loaded_model import LayerKind
-from executor_service.trials.attention_trial import try_layer
+from executor_service.model import LayerKind
+from executor_service.trials import try_layer
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import (
     UNIT_SCALES,

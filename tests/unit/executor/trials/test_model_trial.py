@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from executor_service.checkpoint.model_loader import ModelConfig, load_model
+from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.errors import ModelUnsupported
-from executor_service.model.loaded_model import LoadedModel
+from executor_service.model import LoadedModel
+from executor_service.trials import CUT_VOCAB_SIZE, cut_to_float32, far_tokens, model_trial
 from executor_service.trials import float32_trial as model_cut
-from executor_service.trials import model_trial
-from executor_service.trials.layer_trial import CUT_VOCAB_SIZE, cut_to_float32, far_tokens
 from tests.support.models.tiny_models import load_tiny_model, make_tiny_model
 
 TYPES = ["full_attention", "full_attention", "sliding_attention", "full_attention"]

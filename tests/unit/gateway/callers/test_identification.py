@@ -9,16 +9,17 @@ from typing import cast
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from splitserve_gateway.callers.caller import Caller, credential_of
-from splitserve_gateway.callers.identification import (
+from splitserve_gateway.callers import (
+    Caller,
     IdentificationThrottled,
     KnownCallers,
     Memory,
     TenantConcurrency,
+    credential_of,
 )
-from splitserve_gateway.http.errors import ApiError, no_scheduler
-from splitserve_gateway.sharing.turns import Shares
-from splitserve_gateway.upstreams.upstream import Upstream
+from splitserve_gateway.http import ApiError, no_scheduler
+from splitserve_gateway.sharing import Shares
+from splitserve_gateway.upstreams import Upstream
 
 HOST = (b"host", b"x")
 

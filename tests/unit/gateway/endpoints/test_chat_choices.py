@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitserve_client import Tokenizer
-from splitserve_gateway.endpoints.chat import ChatChoice
-from splitserve_gateway.endpoints.shapes import TokenNames
-from splitserve_gateway.generation.choices import ChoiceEnd, Delta
-from splitserve_gateway.grammars.answer_plan import AnswerPlan
-from splitserve_gateway.schemas.chat import ChatRequest
-from splitserve_text.output_parser import OutputFormat, ParserOptions
+from splitserve_gateway.endpoints import ChatChoice, TokenNames
+from splitserve_gateway.generation import ChoiceEnd, Delta
+from splitserve_gateway.grammars import AnswerPlan
+from splitserve_gateway.schemas import ChatRequest
+from splitserve_text import OutputFormat, ParserOptions
 from tests.support.models import tiny_tokenizers
 
 NAMES = TokenNames(

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from splitserve_client import Tokenizer, TokenLogprob, TopLogprob
-from splitserve_gateway.endpoints.shapes import (
+from splitserve_gateway.endpoints import (
     CompletionLogprobs,
     TokenNames,
     chat_logprobs,

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from splitserve_client import Tokenizer, TokenLogprob
-from splitserve_gateway.endpoints.responses import ResponseOutput
-from splitserve_gateway.endpoints.shapes import TokenNames
-from splitserve_gateway.generation.choices import ChoiceEnd, Delta
-from splitserve_gateway.grammars.answer_plan import AnswerPlan
-from splitserve_text.output_parser import FORMATS, REASONING_MARKS, OutputFormat, ParserOptions
+from splitserve_gateway.endpoints import ResponseOutput, TokenNames
+from splitserve_gateway.generation import ChoiceEnd, Delta
+from splitserve_gateway.grammars import AnswerPlan
+from splitserve_text import FORMATS, REASONING_MARKS, OutputFormat, ParserOptions
 from tests.support.models import tiny_tokenizers
 
 TEXT = (

@@ -12,12 +12,10 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from splitserve_gateway.callers.caller import ANYBODY
-from splitserve_gateway.endpoints.context import Gateway
-from splitserve_gateway.endpoints.models import router
-from splitserve_gateway.http.bodies import BodyBudget
-from splitserve_gateway.http.errors import ApiError, model_unknown
-from splitserve_gateway.sharing.turns import FairSemaphore
+from splitserve_gateway.callers import ANYBODY
+from splitserve_gateway.endpoints import Gateway, router
+from splitserve_gateway.http import ApiError, BodyBudget, model_unknown
+from splitserve_gateway.sharing import FairSemaphore
 from tests.support.processes.patience import PATIENCE_S
 
 

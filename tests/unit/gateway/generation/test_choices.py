@@ -7,8 +7,8 @@ import re
 import pytest
 
 from splitserve_client import InvalidRequest
-from splitserve_common.process_log import LogContext, log_context
-from splitserve_gateway.generation.choices import (
+from splitserve_common import LogContext, log_context
+from splitserve_gateway.generation import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     RESPONSE_FIELDS,
@@ -18,7 +18,7 @@ from splitserve_gateway.generation.choices import (
     refusal,
     upstream_id,
 )
-from splitserve_gateway.http.errors import ApiError, invalid
+from splitserve_gateway.http import ApiError, invalid
 
 ALL = (COMPLETION_FIELDS, CHAT_FIELDS, RESPONSE_FIELDS)
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from splitserve_client import Model, Tokenizer
-from splitserve_gateway.callers.caller import ANYBODY, Caller
+from splitserve_gateway.callers import ANYBODY, Caller
 from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.generation import Serving, encode_chat, encode_prompts
 from splitserve_gateway.generation import prompts as chat_prompts
-from splitserve_gateway.generation.prompts import Serving, encode_chat, encode_prompts
-from splitserve_gateway.grammars.checker import GrammarChecker
-from splitserve_gateway.http.errors import ApiError
-from splitserve_gateway.schemas.chat import ChatFields, ChatMessage, CompletionRequest
-from splitserve_gateway.upstreams.upstream import ServedByScheduler
+from splitserve_gateway.grammars import GrammarChecker
+from splitserve_gateway.http import ApiError
+from splitserve_gateway.schemas import ChatFields, ChatMessage, CompletionRequest
+from splitserve_gateway.upstreams import ServedByScheduler
 from tests.support.models import tiny_tokenizers
 
 MAX_MODEL_LEN = 512

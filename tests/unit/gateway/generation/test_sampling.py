@@ -14,10 +14,10 @@ from splitserve_client import (
     SamplingParams,
     SchedulingParams,
 )
-from splitserve_gateway.generation.text_requests import sampling_params, scheduling_params
-from splitserve_gateway.http.errors import ApiError
-from splitserve_gateway.schemas.chat import CompletionRequest
-from splitserve_gateway.upstreams.upstream import ServedByScheduler
+from splitserve_gateway.generation import sampling_params, scheduling_params
+from splitserve_gateway.http import ApiError
+from splitserve_gateway.schemas import CompletionRequest
+from splitserve_gateway.upstreams import ServedByScheduler
 
 RECOMMENDED = SamplingParams(temperature=0.6, top_k=20, repetition_penalty=1.1)
 SERVED = ServedByScheduler(Model("m", "d", "float32", 100, 64, (1,), RECOMMENDED), None)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from splitserve_gateway.grammars.answer_plan import AnswerPlan, AnswerRules, plan_answer
-from splitserve_gateway.grammars.checker import GrammarChecker
-from splitserve_gateway.grammars.tools import ToolUse, tool_use
-from splitserve_gateway.schemas.chat import ChatFields
-from splitserve_text.output_parser import FORMATS, REASONING_MARKS, OutputFormat
-from splitserve_text.values import Grammar
+from splitserve_gateway.grammars import (
+    AnswerPlan,
+    AnswerRules,
+    GrammarChecker,
+    ToolUse,
+    plan_answer,
+    tool_use,
+)
+from splitserve_gateway.schemas import ChatFields
+from splitserve_text import FORMATS, REASONING_MARKS, Grammar, OutputFormat
 from tests.unit.text.parsing.answers import Answer
 
 POINT = {

@@ -8,7 +8,7 @@ import random
 import llguidance
 import llguidance.numpy
 
-from splitserve_text.values import Choices, Grammar, JsonSchema, Lark, Regex
+from splitserve_text import Choices, Grammar, JsonSchema, Lark, Regex
 
 TOKENIZER = llguidance.LLTokenizer("byte")
 _CLOSING = set(b'"}]>')

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from splitserve_gateway.grammars.checker import CheckerLimits, GrammarChecker
+from splitserve_gateway.grammars import CheckerLimits, GrammarChecker
 from tests.support.processes.patience import PATIENCE_S
 
 

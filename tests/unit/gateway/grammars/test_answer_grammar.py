@@ -6,17 +6,16 @@ import json
 
 import pytest
 
-from splitserve_gateway.grammars.answer_plan import plan_answer
-from splitserve_gateway.grammars.checker import (
+from splitserve_gateway.grammars import (
     ANY_OBJECT,
     Gbnf,
     GrammarChecker,
     RequestedGrammar,
     Source,
+    ToolUse,
+    plan_answer,
 )
-from splitserve_gateway.grammars.tools import ToolUse
-from splitserve_text.output_parser import ReasoningState
-from splitserve_text.values import Choices, JsonSchema, Lark, Regex
+from splitserve_text import Choices, JsonSchema, Lark, ReasoningState, Regex
 from tests.unit.gateway.grammars.answer_rules import (
     POINT,
     WRITTEN,

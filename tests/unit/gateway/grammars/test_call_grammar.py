@@ -10,9 +10,8 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
-from splitserve_gateway.grammars.answer_plan import plan_answer
-from splitserve_gateway.grammars.checker import GrammarChecker
-from splitserve_text.output_parser import FORMATS, ReasoningState
+from splitserve_gateway.grammars import GrammarChecker, plan_answer
+from splitserve_text import FORMATS, ReasoningState
 from tests.unit.gateway.grammars.answer_rules import (
     SCHEMAS,
     WRITTEN,

@@ -13,10 +13,8 @@ import psutil
 import pytest
 import uvloop
 
-from splitserve_gateway.grammars import check_process
-from splitserve_gateway.grammars.check_process import CheckProcess
-from splitserve_grammars.limits import MAX_ADDRESS_BYTES
-from splitserve_grammars.trial import GrammarTrialResult
+from splitserve_gateway.grammars import CheckProcess, check_process
+from splitserve_grammars import MAX_ADDRESS_BYTES, GrammarTrialResult
 
 LOOPS = (asyncio.new_event_loop, uvloop.new_event_loop)
 # Begins a process that keeps its pipes, says which one that is, and answers nobody.

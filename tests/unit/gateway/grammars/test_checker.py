@@ -13,17 +13,17 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from splitserve_gateway.grammars import check_process
-from splitserve_gateway.grammars.checker import (
+from splitserve_gateway.grammars import (
     CheckerLimits,
     Gbnf,
     GrammarChecker,
     GrammarCheckUnavailable,
     GrammarRefused,
     Source,
+    check_process,
 )
-from splitserve_grammars.limits import MAX_GRAMMAR_BYTES, NUM_TRIES
-from splitserve_text.values import Choices, Grammar, JsonSchema, Lark, Regex
+from splitserve_grammars import MAX_GRAMMAR_BYTES, NUM_TRIES
+from splitserve_text import Choices, Grammar, JsonSchema, Lark, Regex
 from tests.support.grammars.sampled_texts import failing_first
 from tests.support.processes.patience import PATIENCE_S
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from splitserve_gateway.grammars import checker as checker_module
-from splitserve_gateway.grammars.check_process import CheckProcess
-from splitserve_gateway.grammars.checker import (
+from splitserve_gateway.grammars import (
     CheckerLimits,
+    CheckProcess,
     GrammarChecker,
     GrammarCheckUnavailable,
 )
-from splitserve_grammars.trial import GrammarTrialResult, TrialTooSlow
-from splitserve_text.values import Grammar, Regex
+from splitserve_gateway.grammars import checker as checker_module
+from splitserve_grammars import GrammarTrialResult, TrialTooSlow
+from splitserve_text import Grammar, Regex
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from splitserve_gateway.grammars.checker import ANY_OBJECT, Gbnf, GrammarRefused, requested_grammar
-from splitserve_grammars.limits import MAX_GRAMMAR_BYTES
-from splitserve_text.values import Choices, JsonSchema, Lark, Regex
+from splitserve_gateway.grammars import ANY_OBJECT, Gbnf, GrammarRefused, requested_grammar
+from splitserve_grammars import MAX_GRAMMAR_BYTES
+from splitserve_text import Choices, JsonSchema, Lark, Regex
 
 SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {}}, "required": ["z"]}
 AS_TEXT = json.dumps(SCHEMA)

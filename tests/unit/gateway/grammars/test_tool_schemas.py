@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from splitserve_gateway.grammars.checker import GrammarChecker, GrammarRefused, Source
-from splitserve_text.values import Grammar, Lark
+from splitserve_gateway.grammars import GrammarChecker, GrammarRefused, Source
+from splitserve_text import Grammar, Lark
 from tests.unit.gateway.grammars.answer_rules import (
     POINT,
     WRITTEN,

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from splitserve_gateway.grammars.checker import GrammarRefused
-from splitserve_gateway.grammars.tools import ToolUse
+from splitserve_gateway.grammars import GrammarRefused, ToolUse
 from tests.unit.gateway.grammars.answer_rules import allowed, use_of
 
 WEATHER: dict[str, Any] = {

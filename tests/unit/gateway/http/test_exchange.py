@@ -11,12 +11,10 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from splitserve_client import RequestFailed
-from splitserve_common.process_log import JsonFormatter
-from splitserve_gateway.http.errors import api_error
-from splitserve_gateway.http.exchange import Exchange, event_stream
-from splitserve_gateway.http.listener import origin_of
+from splitserve_common import JsonFormatter
+from splitserve_gateway.http import Exchange, api_error, event_stream, origin_of
 from splitserve_gateway.tracing import GatewayTraces
-from splitserve_tracing.trace_config import TraceConfig
+from splitserve_tracing import TraceConfig
 from splitserve_tracing.tracing import Tracing
 
 COMMENT = b": waiting\n\n"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_gateway.sharing.turns import FairSemaphore, Shares, TooManyWait
+from splitserve_gateway.sharing import FairSemaphore, Shares, TooManyWait
 
 
 def take_all(shares: Shares, party: str | None) -> int:

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from splitserve_client import ModelChanged, SamplingParams, SchedulingParams, UnreadBudget
-from splitserve_common.scheduler_discovery import StaticDiscovery
-from splitserve_gateway.http.errors import ApiError
+from splitserve_common import StaticDiscovery
+from splitserve_gateway.http import ApiError
+from splitserve_gateway.upstreams import Fleet, UpstreamRequest
 from splitserve_gateway.upstreams import fleet as fleet_module
 from splitserve_gateway.upstreams import upstream as upstream_module
-from splitserve_gateway.upstreams.fleet import Fleet
-from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 from tests.support.fakes.fake_scheduler import FakeScheduler, start
 from tests.support.processes.gateway import until
 

@@ -21,13 +21,12 @@ from splitserve_client import (
     SplitserveError,
     UnreadBudget,
 )
-from splitserve_common.scheduler_discovery import StaticDiscovery
-from splitserve_contract.domain_error import DomainError
-from splitserve_gateway.http.errors import error_of
+from splitserve_common import StaticDiscovery
+from splitserve_contract import DomainError
+from splitserve_gateway.http import error_of
+from splitserve_gateway.upstreams import Fleet, Upstream
 from splitserve_gateway.upstreams import fleet as fleet_module
 from splitserve_gateway.upstreams import upstream as upstream_module
-from splitserve_gateway.upstreams.fleet import Fleet
-from splitserve_gateway.upstreams.upstream import Upstream
 from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, expected_tokens, start
 from tests.support.fakes.running_schedulers import (
     EXPECTED,

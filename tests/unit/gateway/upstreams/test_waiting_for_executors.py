@@ -14,13 +14,12 @@ from splitserve_client import (
     RetryPolicy,
     SchedulingParams,
 )
-from splitserve_common.scheduler_discovery import StaticDiscovery
-from splitserve_contract.domain_error import DomainError
-from splitserve_gateway.callers.caller import Caller
-from splitserve_gateway.http.errors import ApiError
+from splitserve_common import StaticDiscovery
+from splitserve_contract import DomainError
+from splitserve_gateway.callers import Caller
+from splitserve_gateway.http import ApiError
+from splitserve_gateway.upstreams import Upstream, UpstreamRequest
 from splitserve_gateway.upstreams import fleet as fleet_module
-from splitserve_gateway.upstreams.upstream import Upstream
-from splitserve_gateway.upstreams.upstream_request import UpstreamRequest
 from tests.support.fakes.fake_scheduler import FakeScheduler
 from tests.support.fakes.running_schedulers import (
     EXPECTED,

@@ -14,19 +14,17 @@ from typing import Any, get_args
 
 import pytest
 
-from scheduler_service.audit.audit import (
+from scheduler_service.audit import (
     MAX_PEERS,
     AuditEvent,
+    AuditUnusable,
     CallerRefused,
+    EventFile,
     ExecutorLost,
+    FileAudit,
     NoAudit,
     RequestEnded,
     RequestRefused,
-)
-from scheduler_service.audit.file_audit import (
-    AuditUnusable,
-    EventFile,
-    FileAudit,
     event_name,
     open_audit,
 )

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.callers.authenticator import Authenticator, read_key_file
-from scheduler_service.callers.caller import NO_LIMITS, Caller, Scope
-from splitserve_common.files import WatchedFiles
-from splitserve_contract.domain_error import DomainError
-from splitserve_keys.key_file import ApiKey, KeyEntry, change_keys
+from scheduler_service.callers import NO_LIMITS, Authenticator, Caller, Scope, read_key_file
+from splitserve_common import WatchedFiles
+from splitserve_contract import DomainError
+from splitserve_keys import ApiKey, KeyEntry, change_keys
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "100"))
 NOW = datetime(2027, 1, 31, tzinfo=UTC)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.callers.issuer_keys import (
+from scheduler_service.callers import (
     LEAST_PAUSE_S,
     PERIOD_S,
     CannotFetch,
@@ -27,7 +27,7 @@ from scheduler_service.callers.issuer_keys import (
     hurried_opener,
 )
 from scheduler_service.callers.tokens import parse_token_keys, read_token_keys
-from splitserve_common.files import FilesUnusable
+from splitserve_common import FilesUnusable
 from tests.support.processes.patience import PATIENCE_S
 from tests.support.security.issuer import Issuer, ec_key, http_server, jwk, rsa_key
 

@@ -11,12 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_service.audit.audit import KeysReloaded
-from scheduler_service.callers.caller import ANYBODY, AllowAllCallers, TenantLimits
-from scheduler_service.callers.from_options import OpenedCallers, open_callers
+from scheduler_service.audit import KeysReloaded
+from scheduler_service.callers import (
+    ANYBODY,
+    AllowAllCallers,
+    OpenedCallers,
+    TenantLimits,
+    open_callers,
+)
 from scheduler_service.config import CallersConfig, TokensConfig
-from splitserve_common.files import FilesUnusable
-from splitserve_contract.domain_error import DomainError
+from splitserve_common import FilesUnusable
+from splitserve_contract import DomainError
 from tests.support.security.credentials import KeyFile, ListedAudit, id_of
 from tests.support.security.issuer import AUDIENCE, Issuer, ec_key, http_server
 

@@ -11,11 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler_service.callers.caller import FREE, NO_LIMITS, RequestCost, TenantLimits
-from scheduler_service.callers.quotas import Quotas, UsageBucket, num_computed_outputs
-from scheduler_service.scheduler.values.request import Completion, FinishReason, Request
-from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
-from splitserve_contract.domain_error import DomainError
+from scheduler_service.callers import (
+    FREE,
+    NO_LIMITS,
+    Quotas,
+    RequestCost,
+    TenantLimits,
+    UsageBucket,
+    num_computed_outputs,
+)
+from scheduler_service.scheduler.values import (
+    BeamParams,
+    Completion,
+    FinishReason,
+    Request,
+    SamplingParams,
+)
+from splitserve_contract import DomainError
 
 SECOND = 10**9
 MINUTE = 60 * SECOND

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.callers.caller import NO_LIMITS, TenantLimits
-from scheduler_service.callers.tenants_file import (
+from scheduler_service.callers import (
+    NO_LIMITS,
+    TenantLimits,
     Tenants,
     check_model,
     check_prompt,
@@ -22,11 +23,10 @@ from scheduler_service.callers.tenants_file import (
     parse_tenants,
     read_tenants,
 )
-from scheduler_service.scheduler.values.request import Request, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
+from scheduler_service.scheduler.values import BeamParams, Request, SamplingParams, SchedulingParams
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_common.files import FilesUnusable
-from splitserve_contract.domain_error import DomainError
+from splitserve_common import FilesUnusable
+from splitserve_contract import DomainError
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "75"))
 EVERYTHING = """

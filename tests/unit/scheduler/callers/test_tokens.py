@@ -15,8 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.callers.authenticator import MAX_AT_ONCE, InvalidTokenLimit
-from scheduler_service.callers.caller import Caller, Scope
+from scheduler_service.callers import MAX_AT_ONCE, Caller, InvalidTokenLimit, Scope
 from scheduler_service.callers.tokens import (
     LEEWAY_S,
     TokenKeys,
@@ -24,7 +23,7 @@ from scheduler_service.callers.tokens import (
     TokenVerifier,
     parse_token_keys,
 )
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.support.security.issuer import (
     AUDIENCE,
     NAME,

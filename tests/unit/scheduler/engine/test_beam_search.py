@@ -14,10 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.scheduler.values.beam_search import BeamSearch, Hypothesis
-from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome
-from scheduler_service.scheduler.values.request import FinishReason, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import BeamParams, EarlyStopping
+from scheduler_service.scheduler.values import (
+    BeamParams,
+    BeamSearch,
+    EarlyStopping,
+    FinishReason,
+    Hypothesis,
+    SchedulingParams,
+    StepEvents,
+    StepOutcome,
+)
 from tests.support.core.driver import CoreDriver
 from tests.support.core.in_process import CheckedEngine
 from tests.support.fakes.expected_outputs import Oracle, Spec

@@ -12,9 +12,13 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
-from scheduler_service.scheduler.values.config import BatchPolicyName, Feature, PreemptionMode
-from scheduler_service.scheduler.values.request import SchedulingParams
+from scheduler_service.scheduler.queue import QUEUE_POLICIES
+from scheduler_service.scheduler.values import (
+    BatchPolicyName,
+    Feature,
+    PreemptionMode,
+    SchedulingParams,
+)
 from tests.support.core.driver import CoreDriver
 
 # A block taken is two lines of the pool, a block given back eight, and behind a window one more.

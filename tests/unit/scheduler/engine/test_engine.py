@@ -7,20 +7,21 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.queue.queue_policy import make_queue_policy
-from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
-from scheduler_service.scheduler.values.admission import AdmissionBlocker
-from scheduler_service.scheduler.values.config import Feature
-from scheduler_service.scheduler.values.plan import (
+from scheduler_service.scheduler.engine import Engine
+from scheduler_service.scheduler.queue import WaitingQueue, make_queue_policy
+from scheduler_service.scheduler.values import (
+    AdmissionBlocker,
+    Feature,
     PreemptionCause,
+    Request,
+    RequestStatus,
+    SamplingParams,
+    SchedulingParams,
     StepEvents,
     StepOutcome,
     StepPlan,
     StepStatus,
 )
-from scheduler_service.scheduler.values.request import Request, RequestStatus, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.support.core.checks import check_blocks, check_requests, check_rows
 from tests.support.core.driver import make_config
 

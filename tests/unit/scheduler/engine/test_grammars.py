@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.scheduler.engine.outcomes.losses import MAX_UNSAMPLED_NS
-from scheduler_service.scheduler.values.config import Feature, PreemptionMode
-from scheduler_service.scheduler.values.plan import RowStatus, StepPlan
-from scheduler_service.scheduler.values.sampling_params import (
+from scheduler_service.scheduler.engine.outcomes import MAX_UNSAMPLED_NS
+from scheduler_service.scheduler.values import (
     BeamParams,
+    Feature,
     Grammar,
+    PreemptionMode,
+    RowStatus,
+    StepPlan,
 )
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.support.core.driver import CoreDriver
 
 OK, NOT_SAMPLED, GRAMMAR_INVALID = RowStatus.OK, RowStatus.NOT_SAMPLED, RowStatus.GRAMMAR_INVALID

@@ -6,18 +6,15 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.scheduler.engine.preemption_costs import (
-    ASSUMED_HOST_LINK_BYTES_PER_S,
-    PreemptionCosts,
-)
-from scheduler_service.scheduler.values.config import PreemptionMode
-from scheduler_service.scheduler.values.plan import StepStatus
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.engine import ASSUMED_HOST_LINK_BYTES_PER_S, PreemptionCosts
+from scheduler_service.scheduler.values import (
+    BeamParams,
+    PreemptionMode,
     RequestStatus,
     SchedulingParams,
     SequenceStatus,
+    StepStatus,
 )
-from scheduler_service.scheduler.values.sampling_params import BeamParams
 from tests.support.core.driver import EOS, CoreDriver, growing_rows, make_config
 from tests.support.core.in_process import CheckedEngine
 

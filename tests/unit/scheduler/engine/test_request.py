@@ -6,15 +6,16 @@ import math
 
 import pytest
 
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.values import (
+    BeamParams,
     Request,
+    SamplingParams,
     sequence_seed,
     token_array,
 )
-from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
-from scheduler_service.streams.client_codec import decode_sampling_params
+from scheduler_service.streams import decode_sampling_params
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 
 
 def create(resume: list[list[int]] | None = None, **params: object) -> Request:

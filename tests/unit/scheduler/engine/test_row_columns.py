@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from scheduler_service.scheduler.engine.row_columns import NO_STAY, RowColumns
-from scheduler_service.scheduler.engine.step_draft import StepDraft
-from scheduler_service.scheduler.values.plan import RowWork, TableWrites
-from scheduler_service.scheduler.values.request import NO_ROW, Request, Sequence, SequenceStatus
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.scheduler.engine import NO_STAY, RowColumns, StepDraft
+from scheduler_service.scheduler.values import (
+    NO_ROW,
+    Request,
+    RowWork,
+    SamplingParams,
+    Sequence,
+    SequenceStatus,
+    TableWrites,
+)
 
 
 def make_rows() -> RowColumns:

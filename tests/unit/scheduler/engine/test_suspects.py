@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor_service.steps.step import StepInput
-from scheduler_service.scheduler.engine.outcomes.losses import MAX_FRUITLESS_LOSSES
-from scheduler_service.scheduler.engine.suspects import MAX_STEPS_OF_OTHERS
-from scheduler_service.scheduler.queue.key_order import TURN_EVERY
-from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES
-from scheduler_service.scheduler.values.config import BatchPolicyName, Feature, PreemptionMode
-from scheduler_service.scheduler.values.plan import StepStatus
-from scheduler_service.scheduler.values.request import (
+from executor_service.steps import StepInput
+from scheduler_service.scheduler.engine import MAX_STEPS_OF_OTHERS
+from scheduler_service.scheduler.engine.outcomes import MAX_FRUITLESS_LOSSES
+from scheduler_service.scheduler.queue import QUEUE_POLICIES, TURN_EVERY
+from scheduler_service.scheduler.values import (
+    BatchPolicyName,
+    Feature,
     FinishReason,
+    PreemptionMode,
     Request,
     RequestStatus,
     SchedulingParams,
+    StepStatus,
 )
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import CoreDriver, names

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.scheduler.values.config import BatchPolicyName, Feature, PreemptionMode
-from scheduler_service.scheduler.values.plan import StepPlan
+from scheduler_service.scheduler.values import BatchPolicyName, Feature, PreemptionMode, StepPlan
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import CoreDriver
 from tests.support.core.in_process import CheckedEngine

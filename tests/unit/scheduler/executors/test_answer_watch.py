@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.executors.answer_watch import (
+from scheduler_service.executors import (
     BELIEVED_STEPS,
     FACTOR,
     FIRST_LENIENCE,
@@ -23,7 +23,7 @@ from scheduler_service.executors.answer_watch import (
     StepPatience,
     StepSize,
 )
-from scheduler_service.scheduler.values.plan import BlockMoves, RowWork, StepPlan, TableWrites
+from scheduler_service.scheduler.values import BlockMoves, RowWork, StepPlan, TableWrites
 
 FLOOR_S = 2.0
 CEILING_S = 300.0

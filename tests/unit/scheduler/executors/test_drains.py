@@ -8,10 +8,10 @@ from collections.abc import Awaitable
 import pytest
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.executors.drains import Drained
+from scheduler_service.executors import Drained
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler.values.plan import PreemptionCause
-from splitserve_contract.domain_error import DomainError
+from scheduler_service.scheduler.values import PreemptionCause
+from splitserve_contract import DomainError
 from tests.support.core.machines import Fleet, Machine, turns
 
 

@@ -10,16 +10,20 @@ from collections.abc import AsyncGenerator
 import numpy as np
 import pytest
 
-from scheduler_service.executors.answer_watch import AnswerWatch, SignsOfLife, StepPatience
-from scheduler_service.executors.executor_link import ExecutorLost, ExecutorSilent, is_refused
-from scheduler_service.executors.executor_session import (
+from scheduler_service.executors import (
     MAX_REPEATED,
+    AnswerWatch,
+    ExecutorLost,
     ExecutorSession,
+    ExecutorSilent,
     Life,
+    SignsOfLife,
     StepAlarm,
+    StepPatience,
+    is_refused,
 )
 from scheduler_service.scheduler import events
-from scheduler_service.scheduler.values.plan import StepPlan, StepStatus
+from scheduler_service.scheduler.values import StepPlan, StepStatus
 from scheduler_service.step_codec import EncodedBatch, ReceivedResult
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import CoreDriver

@@ -10,22 +10,27 @@ from contextlib import suppress
 
 import pytest
 
-from executor_service.service.answer_encoding import encode_info
-from scheduler_service.callers.caller import Admission
+from executor_service.service import encode_info
+from scheduler_service.callers import Admission
 from scheduler_service.config import ClusterConfig, SchedulerServiceConfig
 from scheduler_service.driver import Driver
-from scheduler_service.executors.answer_watch import FACTOR, FIRST_LENIENCE
-from scheduler_service.executors.applicants import MAX_PENDING_JOINS, Tasks
-from scheduler_service.executors.executor_link import ExecutorLost, LinkConfig
-from scheduler_service.executors.handshake import check_executor_info, core_config, epoch_for
+from scheduler_service.executors import (
+    FACTOR,
+    FIRST_LENIENCE,
+    MAX_PENDING_JOINS,
+    ExecutorLost,
+    LinkConfig,
+    Tasks,
+    check_executor_info,
+    core_config,
+    epoch_for,
+)
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler.engine.planning.arrival_checks import check_request
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from scheduler_service.streams.sinks import GenerateStream, RequestSink
+from scheduler_service.scheduler.engine.planning import check_request
+from scheduler_service.scheduler.values import Request, SamplingParams, SchedulerConfig
+from scheduler_service.streams import GenerateStream, RequestSink
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from splitserve_options import options
 from tests.support.core.driver import make_config
 from tests.support.core.in_process import executor_info

@@ -11,25 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_service.journal import checkpoint
-from scheduler_service.journal.__main__ import main
-from scheduler_service.journal.checkpoint import (
+from scheduler_service.journal import (
+    JOURNAL_VERSION,
     CheckpointUnusable,
+    JournalUnreadable,
+    checkpoint,
     class_structures,
     dump_state,
     load_state,
+    replay,
     scheduler_structure,
 )
-from scheduler_service.journal.journal import JOURNAL_VERSION
-from scheduler_service.journal.journal_replay import replay
-from scheduler_service.journal.segment_file import JournalUnreadable
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES, make_queue_policy
-from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.beam_search import BeamSearch
-from scheduler_service.scheduler.values.config import BatchPolicyName, FleetConfig
-from scheduler_service.scheduler.values.sampling_params import BeamParams
+from scheduler_service.journal.__main__ import main
+from scheduler_service.scheduler import Scheduler
+from scheduler_service.scheduler.engine import Engine
+from scheduler_service.scheduler.queue import QUEUE_POLICIES, WaitingQueue, make_queue_policy
+from scheduler_service.scheduler.values import BatchPolicyName, BeamParams, BeamSearch, FleetConfig
 from splitserve.scheduler.v1 import journal_pb2 as pb
 from tests.support.core.driver import CoreDriver, make_config
 from tests.support.core.recorded_run import write_entries

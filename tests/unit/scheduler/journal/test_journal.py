@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from scheduler_service.journal import (
+    FileJournal,
+    NoJournal,
+    SegmentFile,
+    SegmentReader,
+    open_journal,
+    replay,
+)
 from scheduler_service.journal import journal as journal_module
-from scheduler_service.journal.journal import FileJournal, NoJournal, open_journal
-from scheduler_service.journal.journal_replay import replay
-from scheduler_service.journal.segment_file import SegmentFile, SegmentReader
-from scheduler_service.scheduler import events
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.config import FleetConfig
-from scheduler_service.scheduler.values.plan import StepOutcome
+from scheduler_service.scheduler import Scheduler, events
+from scheduler_service.scheduler.engine import Engine
+from scheduler_service.scheduler.values import FleetConfig, StepOutcome
 from splitserve.scheduler.v1 import journal_pb2 as pb
 from tests.support.core.pure_fleet import PureFleet, a_request
 from tests.support.core.recorded_run import (

@@ -10,42 +10,40 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from scheduler_service.journal.event_codec import decode_event, encode_effect, encode_event
-from scheduler_service.journal.request_codec import (
+from scheduler_service.journal import (
     decode_config,
+    decode_event,
     decode_fleet_config,
     decode_request,
     decode_sampling_params,
     decode_scheduling_params,
+    encode_effect,
+    encode_event,
     encode_fields,
     encode_request,
 )
-from scheduler_service.scheduler import effects, events
-from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.values.admission import Assignment
-from scheduler_service.scheduler.values.beam_search import BeamSearch
-from scheduler_service.scheduler.values.config import (
+from scheduler_service.scheduler import LossCause, effects, events
+from scheduler_service.scheduler.values import (
+    Assignment,
     BatchPolicyName,
+    BeamParams,
+    BeamSearch,
+    EarlyStopping,
     Feature,
-    FleetConfig,
-    PreemptionMode,
-    SchedulerConfig,
-    Speculation,
-)
-from scheduler_service.scheduler.values.plan import StepOutcome, StepStatus
-from scheduler_service.scheduler.values.request import (
     FinishReason,
+    FleetConfig,
+    Grammar,
+    PreemptionMode,
     Request,
+    SamplingParams,
+    SchedulerConfig,
     SchedulingParams,
     ScoredToken,
     Sequence,
     SequenceStatus,
-)
-from scheduler_service.scheduler.values.sampling_params import (
-    BeamParams,
-    EarlyStopping,
-    Grammar,
-    SamplingParams,
+    Speculation,
+    StepOutcome,
+    StepStatus,
 )
 from scheduler_service.step_codec import ReceivedResult, decode_result
 from splitserve.executor.v1 import executor_pb2 as executor

@@ -11,18 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from scheduler_service.journal import Difference, SegmentReader, find_difference, replay
 from scheduler_service.journal.__main__ import main
-from scheduler_service.journal.journal_replay import Difference, find_difference, replay
-from scheduler_service.journal.segment_file import SegmentReader
-from scheduler_service.scheduler.effects import Effect
-from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.events import Event
-from scheduler_service.scheduler.executor_state import ExecutorState
-from scheduler_service.scheduler.queue.waiting_queue import Waiting
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler import Effect, Event, ExecutorState, Scheduler
+from scheduler_service.scheduler.engine import Engine
+from scheduler_service.scheduler.engine.blocks import BlockPool
+from scheduler_service.scheduler.queue import Waiting
+from scheduler_service.scheduler.values import Request, StepEvents, StepOutcome
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as pb
 from tests.support.core.in_process import SCHEDULER_EPOCH

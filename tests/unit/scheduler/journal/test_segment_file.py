@@ -8,12 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler_service.journal.segment_file import (
-    FRAME_BYTES,
-    JournalUnreadable,
-    SegmentFile,
-    SegmentReader,
-)
+from scheduler_service.journal import FRAME_BYTES, JournalUnreadable, SegmentFile, SegmentReader
 from splitserve.scheduler.v1 import journal_pb2 as journal
 
 

@@ -6,20 +6,19 @@ import pickle
 
 import pytest
 
-from scheduler_service.scheduler.engine.planning.lateness import MIN_SMALLEST_STEPS
-from scheduler_service.scheduler.queue.key_order import TURN_EVERY
-from scheduler_service.scheduler.queue.queue_policy import (
+from scheduler_service.scheduler.engine.planning import MIN_SMALLEST_STEPS
+from scheduler_service.scheduler.queue import (
     ACTIVE_NS,
     HELD_PER_LEFT,
     QUEUE_POLICIES,
+    TURN_EVERY,
     FairShare,
     TenantShares,
+    WaitingQueue,
     make_queue_policy,
 )
-from scheduler_service.scheduler.queue.waiting_queue import WaitingQueue
-from scheduler_service.scheduler.values.config import PreemptionMode
-from scheduler_service.scheduler.values.request import Request, SchedulingParams
-from splitserve_options.options import OPTIONS
+from scheduler_service.scheduler.values import PreemptionMode, Request, SchedulingParams
+from splitserve_options import OPTIONS
 from tests.support.core.driver import (
     CoreDriver,
     admit_next,

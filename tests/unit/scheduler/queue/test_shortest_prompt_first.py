@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.scheduler.queue import queue_policy
-from scheduler_service.scheduler.queue.ordered_queue import Key
-from scheduler_service.scheduler.queue.queue_policy import QUEUE_POLICIES, QueuePolicy
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.queue import QUEUE_POLICIES, Key, QueuePolicy, queue_policy
+from scheduler_service.scheduler.values import Request
 from tests.support.core.driver import CoreDriver, names
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from scheduler_service.scheduler.values.config import PreemptionMode
+from scheduler_service.scheduler.values import PreemptionMode
 from tests.support.core.driver import make_config
 from tests.support.core.virtual_fleet import (
     Fate,

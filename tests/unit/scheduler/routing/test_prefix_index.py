@@ -7,19 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler_service.scheduler.engine.blocks import grow_chain
 from scheduler_service.scheduler.engine.blocks import prefix_cache as block_hashes
-from scheduler_service.scheduler.engine.blocks.prefix_cache import grow_chain
-from scheduler_service.scheduler.routing import prefix_index
-from scheduler_service.scheduler.routing import prefix_index as remembered_names
-from scheduler_service.scheduler.routing.prefix_index import (
+from scheduler_service.scheduler.routing import (
     RUN_BLOCKS,
     CachedPrefix,
     PrefixIndex,
     RememberedNames,
+    prefix_index,
 )
-from scheduler_service.scheduler.values.config import SchedulerConfig
-from scheduler_service.scheduler.values.request import Request, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.scheduler.routing import prefix_index as remembered_names
+from scheduler_service.scheduler.values import (
+    Request,
+    SamplingParams,
+    SchedulerConfig,
+    SchedulingParams,
+)
 from tests.support.core.driver import Tables
 
 PROMPT = list(range(1, 14))  # Three full blocks of 4, and one token.

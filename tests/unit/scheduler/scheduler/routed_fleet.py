@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from scheduler_service.scheduler import effects, events
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.routing.router import Router
-from scheduler_service.scheduler.scheduler import Scheduler
-from scheduler_service.scheduler.values.config import FleetConfig
-from scheduler_service.scheduler.values.request import Request, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.scheduler import Scheduler, effects, events
+from scheduler_service.scheduler.engine import Engine
+from scheduler_service.scheduler.routing import Router
+from scheduler_service.scheduler.values import (
+    FleetConfig,
+    Request,
+    SamplingParams,
+    SchedulingParams,
+)
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.machines import Machine
 from tests.support.core.pure_fleet import PureFleet

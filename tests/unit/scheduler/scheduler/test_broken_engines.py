@@ -7,26 +7,28 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.scheduler.effects import (
+from scheduler_service.scheduler import (
+    FAULT_MESSAGE,
+    FAULT_REASON,
     DeliverTokens,
     EngineFailed,
     ExecutorGone,
+    LossCause,
     RequestFinished,
+    RequestSubmitted,
 )
-from scheduler_service.scheduler.engine.blocks.prefix_cache import PrefixCache
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.engine.outcomes.losses import MAX_FRUITLESS_LOSSES
-from scheduler_service.scheduler.engine.outcomes.results import Results
-from scheduler_service.scheduler.engine.planning.room import Room
-from scheduler_service.scheduler.engine.row_columns import RowColumns
-from scheduler_service.scheduler.engine.sequences import SequenceEndings
-from scheduler_service.scheduler.events import RequestSubmitted
-from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.executor_state import FAULT_MESSAGE, FAULT_REASON
-from scheduler_service.scheduler.values.config import FleetConfig
-from scheduler_service.scheduler.values.plan import StepEvents, StepOutcome, StepPlan
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import BeamParams
+from scheduler_service.scheduler.engine import Engine, RowColumns, SequenceEndings
+from scheduler_service.scheduler.engine.blocks import PrefixCache
+from scheduler_service.scheduler.engine.outcomes import MAX_FRUITLESS_LOSSES, Results
+from scheduler_service.scheduler.engine.planning import Room
+from scheduler_service.scheduler.values import (
+    BeamParams,
+    FleetConfig,
+    Request,
+    StepEvents,
+    StepOutcome,
+    StepPlan,
+)
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.machines import Machine
 from tests.support.core.pure_fleet import Broken, PureFleet, a_request, tokens_of

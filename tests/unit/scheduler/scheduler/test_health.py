@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.scheduler.circuit_breaker import (
+from scheduler_service.scheduler import (
     FIRST_PROBE_NS,
     LAST_PROBE_NS,
     MAX_BLAME,
     MAX_FAILURES_IN_A_ROW,
     CircuitBreakers,
+    ExecutorState,
+    MoveReason,
 )
-from scheduler_service.scheduler.effects import MoveReason
-from scheduler_service.scheduler.executor_state import ExecutorState
-from scheduler_service.scheduler.values.admission import AssignedFor
-from scheduler_service.watching.life import LifeKind
-from scheduler_service.watching.life_recorder import LifeRecorder
+from scheduler_service.scheduler.values import AssignedFor
+from scheduler_service.watching import LifeKind, LifeRecorder
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from tests.support.core.machines import Fleet, Machine, turns
 

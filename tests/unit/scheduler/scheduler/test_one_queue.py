@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.scheduler import events
-from scheduler_service.scheduler.effects import RequestAssigned, RequestMoved
-from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.values.admission import AdmissionBlocker
-from scheduler_service.scheduler.values.config import Feature, PreemptionMode
-from splitserve_contract.domain_error import DomainError
+from scheduler_service.scheduler import LossCause, RequestAssigned, RequestMoved, events
+from scheduler_service.scheduler.values import AdmissionBlocker, Feature, PreemptionMode
+from splitserve_contract import DomainError
 from tests.support.core.checks import check_blocks, check_requests, check_rows
 from tests.support.core.machines import VOCAB_SIZE
 from tests.support.fakes.fake_model import expected_tokens

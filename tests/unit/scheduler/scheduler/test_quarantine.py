@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from scheduler_service.scheduler.executor_losses import (
+from scheduler_service.scheduler import (
     FORGIVING_TOKENS,
     MAX_REPEATS,
     NUM_ALONE_IN_A_STORM,
+    QUARANTINE_REASON,
     RETURN_NS,
     STORM_NS,
     Loss,
     LossCause,
+    Quarantine,
+    QuarantineDecision,
 )
-from scheduler_service.scheduler.quarantine import QUARANTINE_REASON, Quarantine, QuarantineDecision
-from scheduler_service.scheduler.values.request import Request, SequenceStatus
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.scheduler.values import Request, SamplingParams, SequenceStatus
 from tests.support.core.driver import CoreDriver
 
 

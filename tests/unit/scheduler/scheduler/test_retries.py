@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.scheduler import events
-from scheduler_service.scheduler.effects import (
+from scheduler_service.scheduler import (
+    RETURN_NS,
     AcquittalReason,
     ExecutorGone,
+    LossCause,
     MoveReason,
     RequestAcquitted,
     RequestAssigned,
@@ -15,11 +16,9 @@ from scheduler_service.scheduler.effects import (
     RequestFinished,
     RequestMoved,
     RequestQuarantined,
+    events,
 )
-from scheduler_service.scheduler.executor_losses import RETURN_NS, LossCause
-from scheduler_service.scheduler.values.admission import AssignedFor
-from scheduler_service.scheduler.values.config import Feature
-from scheduler_service.scheduler.values.request import SchedulingParams
+from scheduler_service.scheduler.values import AssignedFor, Feature, SchedulingParams
 from tests.support.core.machines import Machine
 from tests.support.core.pure_fleet import (
     PureFleet,

@@ -7,13 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from scheduler_service.scheduler import events
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.routing.prefix_index import Prefixes
-from scheduler_service.scheduler.routing.router import Choice, HostState, LeastLoaded
-from scheduler_service.scheduler.routing.routing import MAX_PASSED
-from scheduler_service.scheduler.values.admission import AssignedFor, Assignment
-from scheduler_service.scheduler.values.config import Feature
-from scheduler_service.scheduler.values.request import Request
+from scheduler_service.scheduler.engine import Engine
+from scheduler_service.scheduler.routing import MAX_PASSED, Choice, HostState, LeastLoaded, Prefixes
+from scheduler_service.scheduler.values import AssignedFor, Assignment, Feature, Request
 from scheduler_service.step_codec import decode_result
 from tests.support.core.driver import make_config
 from tests.unit.scheduler.engine.test_cost_of_a_step import num_lines

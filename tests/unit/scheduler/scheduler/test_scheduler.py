@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.scheduler import events
-from scheduler_service.scheduler.effects import (
+from scheduler_service.scheduler import (
     DeliverTokens,
     Effect,
     ExecutorGone,
     ExecutorServes,
+    LossCause,
     MoveReason,
     RequestAssigned,
     RequestMoved,
     SendStep,
     WakeAt,
+    events,
 )
-from scheduler_service.scheduler.engine.engine import Engine
-from scheduler_service.scheduler.engine.planning.lateness import MAX_REFUSALS
-from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.values.config import Feature
-from scheduler_service.scheduler.values.request import FinishReason, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import Grammar
+from scheduler_service.scheduler.engine import Engine
+from scheduler_service.scheduler.engine.planning import MAX_REFUSALS
+from scheduler_service.scheduler.values import Feature, FinishReason, Grammar, SchedulingParams
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.machines import CONFIG, VOCAB_SIZE, Machine
 from tests.support.core.pure_fleet import (

@@ -6,10 +6,13 @@ from itertools import islice
 
 import pytest
 
-from scheduler_service.scheduler.engine.planning.room import MAX_BYPASSES
-from scheduler_service.scheduler.values.config import PreemptionMode
-from scheduler_service.scheduler.values.plan import PreemptionCause
-from scheduler_service.scheduler.values.request import Request, RequestStatus
+from scheduler_service.scheduler.engine.planning import MAX_BYPASSES
+from scheduler_service.scheduler.values import (
+    PreemptionCause,
+    PreemptionMode,
+    Request,
+    RequestStatus,
+)
 from tests.unit.scheduler.scheduler.routed_fleet import RoutedFleet
 
 SWAPPING = {

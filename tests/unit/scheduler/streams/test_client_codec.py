@@ -6,15 +6,15 @@ import math
 
 import pytest
 
-from scheduler_service.scheduler.values.sampling_params import Grammar
-from scheduler_service.streams.client_codec import (
+from scheduler_service.scheduler.values import Grammar
+from scheduler_service.streams import (
     SamplingDecoder,
     decode_sampling_params,
     encode_default_sampling,
 )
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.support.fakes.fake_scheduler import RECOMMENDED
 
 

@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.scheduler.values.plan import StepEvents
-from scheduler_service.scheduler.values.request import Int32Array
-from scheduler_service.streams.delivery import Delivery
-from scheduler_service.streams.outbox import Outbox, UnreadLimits
-from scheduler_service.streams.sinks import client_key
+from scheduler_service.scheduler.values import Int32Array, StepEvents
+from scheduler_service.streams import Delivery, Outbox, UnreadLimits, client_key
 
 NUM_STREAMS = 3
 # Which stream, which of its requests, which token.

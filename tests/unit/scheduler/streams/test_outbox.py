@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from scheduler_service.request_limits import RequestName
-from scheduler_service.streams.outbox import Outbox, UnreadLimits
-from scheduler_service.streams.sinks import SessionStream
+from scheduler_service.streams import Outbox, SessionStream, UnreadLimits
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 
 
 def message(num_bytes: int) -> api.AbortRequest:

@@ -10,15 +10,19 @@ from pathlib import Path
 import pytest
 
 from scheduler_service.config import ClusterConfig
-from scheduler_service.journal.journal import FileJournal
+from scheduler_service.journal import FileJournal
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler.values.config import PolicyConfig, PreemptionMode
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.scheduler.values import PolicyConfig, PreemptionMode, Request, SamplingParams
+from scheduler_service.watching import (
+    MAX_FOUND,
+    Life,
+    LifeKind,
+    LifeRecorder,
+    explain,
+    find_lives,
+    near_ids,
+)
 from scheduler_service.watching.explain_journal import lives_of
-from scheduler_service.watching.explanation import MAX_FOUND, explain, find_lives, near_ids
-from scheduler_service.watching.life import Life, LifeKind
-from scheduler_service.watching.life_recorder import LifeRecorder
 from tests.support.core.machines import NS_PER_S, Machine, RecordedFleet, submission, turns
 
 HEX = "0123456789abcdef0123456789abcdef"

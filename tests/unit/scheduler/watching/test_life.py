@@ -11,24 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.callers.caller import Caller, Scope
+from scheduler_service.callers import Caller, Scope
 from scheduler_service.config import ClusterConfig
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler.values.config import PolicyConfig, PreemptionMode
-from scheduler_service.scheduler.values.plan import (
+from scheduler_service.scheduler.values import (
     BlockMoves,
     Drafts,
     NewRow,
+    PolicyConfig,
+    PreemptionMode,
+    Request,
     RowWork,
+    SamplingParams,
     StepOutcome,
     StepPlan,
     StepStatus,
     TableWrites,
 )
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from scheduler_service.service.refusals import RequestLog
-from scheduler_service.watching.life import (
+from scheduler_service.service import RequestLog
+from scheduler_service.watching import (
+    BoundedLives,
     Life,
     LifeEvent,
     LifeKind,
@@ -36,9 +38,8 @@ from scheduler_service.watching.life import (
     RequestPhase,
     StepRows,
 )
-from scheduler_service.watching.life_recorder import BoundedLives
 from splitserve.scheduler.v1 import scheduler_pb2 as api
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.support.core.machines import NS_PER_S, Machine, RecordedFleet, submission, turns
 
 

@@ -12,22 +12,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.callers.caller import Admission
+from scheduler_service.callers import Admission
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler.effects import DeliverTokens, Effect, RequestFinished, SendStep
-from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
-from scheduler_service.scheduler.engine.row_columns import RowColumns
-from scheduler_service.scheduler.events import Event, RequestSubmitted
-from scheduler_service.scheduler.values.plan import NewRow, StepEvents
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from scheduler_service.watching.live_history import NUM_POINTS, POINT_NS, Durations, History
-from scheduler_service.watching.live_names import Names, NamesMark
-from scheduler_service.watching.live_snapshot import BlockState, PoolMap, block_states
-from scheduler_service.watching.live_steps import RowOwners
-from scheduler_service.watching.transition import Submission
+from scheduler_service.scheduler import (
+    DeliverTokens,
+    Effect,
+    Event,
+    RequestFinished,
+    RequestSubmitted,
+    SendStep,
+)
+from scheduler_service.scheduler.engine import RowColumns
+from scheduler_service.scheduler.engine.blocks import BlockPool
+from scheduler_service.scheduler.values import NewRow, Request, SamplingParams, StepEvents
+from scheduler_service.watching import (
+    NUM_POINTS,
+    POINT_NS,
+    BlockState,
+    Durations,
+    History,
+    Names,
+    NamesMark,
+    PoolMap,
+    RowOwners,
+    Submission,
+    block_states,
+)
 from splitserve.scheduler.v1 import live_pb2 as live
-from splitserve_live.state import Pool
+from splitserve_live import Pool
 from tests.support.core.machines import transition
 
 NUM_BLOCKS = 12

@@ -7,23 +7,27 @@ import logging
 import pytest
 
 from scheduler_service.audit import audit as audit_events
-from scheduler_service.journal.journal import NoJournal
+from scheduler_service.journal import NoJournal
 from scheduler_service.request_limits import RequestName
-from scheduler_service.scheduler.effects import (
+from scheduler_service.scheduler import (
     EngineFailed,
     ExecutorGone,
     ExecutorHealthChanged,
     ExecutorServes,
     HealthChange,
+    LossCause,
     RequestFinished,
     RequestQuarantined,
+    StepCompleted,
 )
-from scheduler_service.scheduler.events import StepCompleted
-from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.values.plan import StepOutcome, StepStatus
-from scheduler_service.scheduler.values.request import FinishReason, Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from scheduler_service.watching.operator_log import OperatorLog
+from scheduler_service.scheduler.values import (
+    FinishReason,
+    Request,
+    SamplingParams,
+    StepOutcome,
+    StepStatus,
+)
+from scheduler_service.watching import OperatorLog
 from tests.support.core.machines import submission, transition
 from tests.support.security.credentials import ListedAudit
 

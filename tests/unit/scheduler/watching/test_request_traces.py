@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from scheduler_service.scheduler.values.plan import (
+from scheduler_service.scheduler.values import (
     BlockMoves,
     NewRow,
+    Request,
     RowWork,
+    SamplingParams,
     StepOutcome,
     StepPlan,
     StepStatus,
     TableWrites,
 )
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from scheduler_service.watching.request_trace import MAX_CHILDREN, AnsweredStep, RequestTrace
 from scheduler_service.watching.request_traces import TracedRows
-from splitserve_tracing.trace_config import NO_CONTEXT, TraceConfig
+from splitserve_tracing import NO_CONTEXT, TraceConfig
 from splitserve_tracing.tracing import Tracing
 
 HAPPENINGS = st.sampled_from(

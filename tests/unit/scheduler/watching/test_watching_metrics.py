@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.audit.audit import (
+from scheduler_service.audit import (
     AuditEvent,
     CallerRefused,
     ExecutorLost,
@@ -18,12 +18,9 @@ from scheduler_service.audit.audit import (
     RequestEnded,
     RequestRefused,
 )
-from scheduler_service.scheduler.values.plan import StepEvents, TokenEvent
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
-from scheduler_service.watching.metrics import CountedAudit, RequestTimes, TokenGaps
-from splitserve_metrics.instruments import BulkValues, Instruments, Page
-from splitserve_metrics.scheduler_table import SCHEDULER_METRICS
+from scheduler_service.scheduler.values import Request, SamplingParams, StepEvents, TokenEvent
+from scheduler_service.watching import CountedAudit, RequestTimes, TokenGaps
+from splitserve_metrics import SCHEDULER_METRICS, BulkValues, Instruments, Page
 from tests.support.metrics import Shown
 from tests.support.security.credentials import ListedAudit
 

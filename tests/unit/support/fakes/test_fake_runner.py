@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from executor_service.steps.step import BlockMoves, RowStatus, StepInput
+from executor_service.steps import BlockMoves, RowStatus, StepInput
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, expected_tokens
 from tests.support.steps.step_driver import Row, make_step
 

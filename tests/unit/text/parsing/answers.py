@@ -7,19 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from splitserve_text.answer_reader import (
-    ContentDelta,
-    Delta,
-    ReasoningDelta,
-    ToolCallArguments,
-    ToolCallStart,
-)
-from splitserve_text.output_parser import (
+from splitserve_text import (
     FORMATS,
     REASONING_MARKS,
+    ContentDelta,
+    Delta,
     OutputFormat,
     OutputParser,
     ParserOptions,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallStart,
 )
 
 TOOLS = {

@@ -6,8 +6,8 @@ from typing import get_args
 
 import pytest
 
-from splitserve_options.gateway_table import GATEWAY_OPTIONS
-from splitserve_text.output_parser import (
+from splitserve_options import GATEWAY_OPTIONS
+from splitserve_text import (
     MISTRAL_THINK,
     THINK,
     OutputFormat,

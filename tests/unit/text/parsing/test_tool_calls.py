@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from splitserve_text.answer_reader import ContentDelta, ToolCallArguments, ToolCallStart
-from splitserve_text.output_parser import HERMES, MISTRAL
+from splitserve_text import HERMES, MISTRAL, ContentDelta, ToolCallArguments, ToolCallStart
 from tests.unit.text.parsing.answers import answer, make_parser
 
 PARIS = '{"city": "Paris"}'

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.scheduler.engine.blocks.block_manager import Allocation
-from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
-from scheduler_service.scheduler.engine.blocks.prefix_cache import NO_HIT
-from scheduler_service.scheduler.engine.row_columns import NO_STAY, RELEASED
-from scheduler_service.scheduler.values.request import Request, SequenceStatus
+from scheduler_service.scheduler.engine import NO_STAY, RELEASED
+from scheduler_service.scheduler.engine.blocks import NO_HIT, Allocation, BlockPool
+from scheduler_service.scheduler.values import Request, SequenceStatus
 from tests.support.core.driver import Tables
 
 

@@ -7,19 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_service.scheduler.engine.blocks.prefix_cache import (
-    NO_HIT,
-    PrefixHit,
-    extend_chain,
-    root_hash,
-)
-from scheduler_service.scheduler.values.request import (
+from scheduler_service.scheduler.engine.blocks import NO_HIT, PrefixHit, extend_chain, root_hash
+from scheduler_service.scheduler.values import (
     Request,
+    SamplingParams,
     SchedulingParams,
     Sequence,
     token_array,
 )
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.support.core.driver import CoreDriver, Tables, make_config
 from tests.support.core.in_process import CheckedEngine
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.scheduler.engine.outcomes.losses import MAX_FRUITLESS_LOSSES
-from scheduler_service.scheduler.engine.sequences import SequenceEndings
-from scheduler_service.scheduler.values.config import BatchPolicyName, PreemptionMode
-from scheduler_service.scheduler.values.plan import RowStatus, StepStatus
-from scheduler_service.scheduler.values.request import FinishReason, SchedulingParams
+from scheduler_service.scheduler.engine import SequenceEndings
+from scheduler_service.scheduler.engine.outcomes import MAX_FRUITLESS_LOSSES
+from scheduler_service.scheduler.values import (
+    BatchPolicyName,
+    FinishReason,
+    PreemptionMode,
+    RowStatus,
+    SchedulingParams,
+    StepStatus,
+)
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import CoreDriver, names
 from tests.support.core.in_process import CheckedEngine

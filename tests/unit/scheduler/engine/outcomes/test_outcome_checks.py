@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scheduler_service.scheduler.values.config import Speculation
-from scheduler_service.scheduler.values.plan import (
+from scheduler_service.scheduler.values import (
+    BeamParams,
     ContractBroken,
+    Request,
+    ScoredToken,
+    Speculation,
     StepEvents,
     StepOutcome,
     StepStatus,
 )
-from scheduler_service.scheduler.values.request import Request, ScoredToken
-from scheduler_service.scheduler.values.sampling_params import BeamParams
 from scheduler_service.step_codec import ResultUnusable, ScoreColumns
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import CoreDriver

@@ -6,19 +6,17 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.scheduler.engine.sequences import rank_completions
-from scheduler_service.scheduler.values.plan import (
+from scheduler_service.scheduler.engine import rank_completions
+from scheduler_service.scheduler.values import (
     ContractBroken,
+    FinishReason,
+    Request,
     RowStatus,
+    SamplingParams,
+    Sequence,
     StepOutcome,
     StepStatus,
 )
-from scheduler_service.scheduler.values.request import (
-    FinishReason,
-    Request,
-    Sequence,
-)
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.support.core.driver import EOS, CoreDriver
 
 # -- tokens ------------------------------------------------------------------------------------

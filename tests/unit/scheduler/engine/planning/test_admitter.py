@@ -8,17 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from executor_service.service.answer_encoding import encode_info
+from executor_service.service import encode_info
 from scheduler_service.config import ClusterConfig
-from scheduler_service.executors.handshake import core_config
-from scheduler_service.scheduler.engine.planning.room import MAX_BYPASSES
-from scheduler_service.scheduler.values.config import BatchPolicyName, Feature, PreemptionMode
-from scheduler_service.scheduler.values.plan import StepPlan, StepStatus
-from scheduler_service.scheduler.values.request import Request, RequestStatus, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import Grammar, SamplingParams
+from scheduler_service.executors import core_config
+from scheduler_service.scheduler.engine.planning import MAX_BYPASSES
+from scheduler_service.scheduler.values import (
+    BatchPolicyName,
+    Feature,
+    Grammar,
+    PreemptionMode,
+    Request,
+    RequestStatus,
+    SamplingParams,
+    SchedulingParams,
+    StepPlan,
+    StepStatus,
+)
 from scheduler_service.step_codec import encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
-from splitserve_contract.domain_error import DomainError
+from splitserve_contract import DomainError
 from tests.support.core.driver import CoreDriver, make_config, names
 from tests.support.core.in_process import CheckedEngine, executor_info
 

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.scheduler.engine.planning.arrival_checks import fits, prepare_request
-from scheduler_service.scheduler.values.config import Feature
-from scheduler_service.scheduler.values.request import Request, SchedulingParams, SequenceStatus
-from scheduler_service.scheduler.values.sampling_params import BeamParams, SamplingParams
-from splitserve_contract.domain_error import DomainError
+from scheduler_service.scheduler.engine.planning import fits, prepare_request
+from scheduler_service.scheduler.values import (
+    BeamParams,
+    Feature,
+    Request,
+    SamplingParams,
+    SchedulingParams,
+    SequenceStatus,
+)
+from splitserve_contract import DomainError
 from tests.support.core.driver import EOS, VOCAB_SIZE, CoreDriver, make_config
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.scheduler.values.config import Feature, Speculation
-from scheduler_service.scheduler.values.plan import RowStatus, StepPlan
-from scheduler_service.scheduler.values.request import FinishReason, Request
+from scheduler_service.scheduler.values import (
+    Feature,
+    FinishReason,
+    Request,
+    RowStatus,
+    Speculation,
+    StepPlan,
+)
 from tests.support.core.driver import CoreDriver, make_config
 
 FEATURES = make_config().features | {Feature.SEVERAL_TOKENS}

@@ -6,15 +6,14 @@ import tracemalloc
 
 import pytest
 
-from scheduler_service.scheduler.engine.planning.batch_policy import (
-    PrefillFirst,
-    QueueState,
+from scheduler_service.scheduler.engine.planning import PrefillFirst, QueueState, earliest_finish_ns
+from scheduler_service.scheduler.queue import TURN_EVERY
+from scheduler_service.scheduler.values import (
+    BatchPolicyName,
+    Request,
+    SamplingParams,
+    SchedulingParams,
 )
-from scheduler_service.scheduler.engine.planning.lateness import earliest_finish_ns
-from scheduler_service.scheduler.queue.key_order import TURN_EVERY
-from scheduler_service.scheduler.values.config import BatchPolicyName
-from scheduler_service.scheduler.values.request import Request, SchedulingParams
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
 from tests.support.core.driver import CoreDriver, EngineWithQueue, make_config
 
 # -- what a step is made of --------------------------------------------------------------------

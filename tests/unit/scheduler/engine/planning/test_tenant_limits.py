@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.scheduler.engine.planning.room import MAX_BYPASSES
-from scheduler_service.scheduler.engine.planning.rows import PromptLimit, PromptTokens
-from scheduler_service.scheduler.values.config import PreemptionMode
-from scheduler_service.scheduler.values.request import Request, RequestStatus, SchedulingParams
+from scheduler_service.scheduler.engine.planning import MAX_BYPASSES, PromptLimit, PromptTokens
+from scheduler_service.scheduler.values import (
+    PreemptionMode,
+    Request,
+    RequestStatus,
+    SchedulingParams,
+)
 from tests.support.core.driver import CoreDriver, make_config, make_request
 
 

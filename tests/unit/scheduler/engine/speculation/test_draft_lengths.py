@@ -5,12 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scheduler_service.scheduler.engine.speculation.draft_lengths import (
-    DraftLengths,
-    PassTimes,
-    choose_lengths,
-)
-from scheduler_service.scheduler.values.plan import (
+from scheduler_service.scheduler.engine.speculation import DraftLengths, PassTimes, choose_lengths
+from scheduler_service.scheduler.values import (
     BlockMoves,
     Drafts,
     RowWork,

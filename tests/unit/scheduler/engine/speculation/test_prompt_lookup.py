@@ -9,13 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.scheduler.engine.row_columns import RowColumns
-from scheduler_service.scheduler.engine.speculation.prompt_lookup import (
-    AcceptanceRates,
-    PromptLookup,
-)
-from scheduler_service.scheduler.values.request import Request, Sequence
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.scheduler.engine import RowColumns
+from scheduler_service.scheduler.engine.speculation import AcceptanceRates, PromptLookup
+from scheduler_service.scheduler.values import Request, SamplingParams, Sequence
 
 MAX_LEN = 300
 
