@@ -8,8 +8,8 @@ import sys
 # In a process of its own, as something else has loaded everything here.
 _STEPS = """
 import sys
-from scheduler_service.scheduler.values.request import Request
-from scheduler_service.scheduler.values.sampling_params import SamplingParams
+from scheduler_service.scheduler.values import Request
+from scheduler_service.scheduler.values import SamplingParams
 from tests.support.core.driver import make_config
 from tests.support.core.in_process import InProcessEngine
 from tests.support.fakes.fake_runner import FakeRunner

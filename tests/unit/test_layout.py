@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,35 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROTOC_PYTHON = ROOT / ".tools" / "protoc" / "bin" / "python"
 SOURCE_ROOTS = (".", "common", "protos", "kernels", "clients")
+WHEEL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+IMPORT = re.compile(r"^ *from ([a-z_.0-9]+) import", re.MULTILINE)
+IMPORTED_BY_PATH = {
+    # Their `__init__` runs before that of each subpackage, which needs less.
+    "scheduler_service",
+    "executor_service",
+    "splitserve_kernels",
+    "splitserve_gateway",
+    "splitserve_cli",
+    "splitserve_bench",
+    # These need a package of an extra, or a GPU.
+    "scheduler_service.callers.tokens",
+    "scheduler_service.watching.request_trace",
+    "scheduler_service.watching.request_traces",
+    "executor_service.backends.gpu_draw",
+    "executor_service.decoders.gpu_decoder",
+    "splitserve_bench.targets.openai_target",
+    "splitserve_grammars.llguidance_text",
+    "splitserve_grammars.trial_process",
+    "splitserve_kernels.gpu",
+    "splitserve_kernels.gpu.attention",
+    "splitserve_kernels.gpu.sampling",
+    "splitserve_live.server",
+    "splitserve_tracing.tracing",
+    # These run as programs: `python -m`.
+    "scheduler_service.watching.explain_journal",
+    "splitserve_kernels.cpu.build",
+    "splitserve_rpc.healthcheck",
+}
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
@@ -63,3 +94,30 @@ def test_lists_of_options_are_current() -> None:
     result = run_python(str(ROOT / "tools" / "list_options.py"), "--check")
 
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def _packages() -> dict[str, Path]:
+    """Returns the folder of each of our packages by its name."""
+    return {
+        ".".join(found.parent.relative_to(top.parent).parts): found.parent
+        for top in (ROOT / path for path in WHEEL["wheel"]["packages"])
+        if top.parent.name != "protos"
+        for found in top.rglob("__init__.py")
+    }
+
+
+def test_packages_are_imported_and_not_their_modules() -> None:
+    packages = _packages()
+    folders = (*packages.values(), *(ROOT / "tests").rglob("."), *(ROOT / "benchmarks").rglob("."))
+
+    by_path = [
+        f"{file.relative_to(ROOT)}: {module}"
+        for file in (file for folder in folders for file in folder.glob("*.py"))
+        for module in IMPORT.findall(file.read_text())
+        if (package := module.rpartition(".")[0]) in packages
+        and module not in packages
+        and not {module, package} & IMPORTED_BY_PATH
+        and not file.is_relative_to(packages[package])
+    ]
+
+    assert by_path == []
