@@ -116,6 +116,7 @@ def test_packages_are_imported_and_not_their_modules() -> None:
         for module in IMPORT.findall(file.read_text())
         if (package := module.rpartition(".")[0]) in packages
         and module not in packages
+        and not module.endswith(".__main__")
         and not {module, package} & IMPORTED_BY_PATH
         and not file.is_relative_to(packages[package])
     ]

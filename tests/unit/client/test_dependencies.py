@@ -49,7 +49,7 @@ def test_request_belongs_to_nothing_when_no_span_is_current() -> None:
 def test_opentelemetry_is_not_imported_for_that() -> None:
     program = """
 import sys
-from splitserve_client.resumable_request import current_trace
+from splitserve_client import current_trace
 assert current_trace().traceparent == ""
 print([name for name in sys.modules if "opentelemetry" in name])
 """

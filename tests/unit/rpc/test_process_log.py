@@ -124,7 +124,7 @@ def test_packages_that_log_are_all_that_there_are() -> None:
 def test_start_logging_shows_libraries_only_where_they_warn(level: str, shown: list[str]) -> None:
     program = f"""
 import logging
-from splitserve_common.process_log import start_logging
+from splitserve_common import start_logging
 start_logging({level!r})
 own, library = logging.getLogger("scheduler_service.x"), logging.getLogger("asyncio")
 for each in ("debug", "info", "error"):
@@ -269,7 +269,7 @@ def test_json_line_has_fields_beside_a_formatted_message() -> None:
 
 BEGIN = """
 import logging, os, subprocess, sys, threading, warnings
-from splitserve_common.process_log import start_logging
+from splitserve_common import start_logging
 errors = start_logging("info", "json")
 """
 

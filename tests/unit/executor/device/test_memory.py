@@ -114,7 +114,7 @@ GIB = 2**30
 RESERVE = """
 import sys
 from pathlib import Path
-from executor_service.device.memory import HostReservations
+from executor_service.device import HostReservations
 reservations = HostReservations(Path(sys.argv[1]))
 with reservations.planning():
     reservations.reserve(int(sys.argv[2]))
