@@ -31,7 +31,8 @@ from benchmarks.serving import START_TIMEOUT_S
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
 from splitserve_client import AsyncClient, SplitserveError
-from splitserve_rpc import channel_options, with_fewer_threads
+from splitserve_common import with_fewer_threads
+from splitserve_rpc import channel_options
 from tests.support.processes.addresses import reserve_address
 
 _WARM_UP_S = 5.0

@@ -36,7 +36,7 @@ import grpc.aio
 
 from benchmarks.report import emit
 from splitserve.executor.v1 import executor_pb2 as executor
-from splitserve_rpc import ENVIRONMENT
+from splitserve_common import GRPC_ENVIRONMENT
 
 _METHOD = "/benchmarks.Echo/Echo"
 # About what a step of 64 rows is.
@@ -45,7 +45,7 @@ _WARM_UP = 20
 # Each client has a connection of its own, as each executor has.
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 _ENVIRONMENTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {"fewer": ENVIRONMENT, "gRPC's": {"GRPC_EXPERIMENTS": ""}}
+    {"fewer": GRPC_ENVIRONMENT, "gRPC's": {"GRPC_EXPERIMENTS": ""}}
 )
 
 Stream = Callable[[str, int], Awaitable[None]]
@@ -208,7 +208,7 @@ def run_way(way: str, port: str, num_streams: int, count: int) -> None:
 @contextmanager
 def _server() -> Iterator[tuple[str, str]]:
     command = [sys.executable, "-m", "benchmarks.grpc_messages", "--serve"]
-    environ = {**os.environ, **ENVIRONMENT}
+    environ = {**os.environ, **GRPC_ENVIRONMENT}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
         assert process.stdout is not None
         try:

@@ -29,8 +29,8 @@ from scheduler_service.scheduler.values import SamplingParams as CoreParams
 from scheduler_service.step_codec import encode_plan
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_client import AsyncClient, Finish, SamplingParams, SchedulingParams, SplitserveError
+from splitserve_common import with_fewer_threads
 from splitserve_options import options
-from splitserve_rpc import with_fewer_threads
 from tests.support.core.driver import EngineWithQueue
 
 Prompts = list[list[int]]

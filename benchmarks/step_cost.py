@@ -23,11 +23,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from benchmarks.report import emit
-from splitserve_rpc import ENVIRONMENT
+from splitserve_common import GRPC_ENVIRONMENT
 
 # gRPC's own choice beside ours.
 _ENVIRONMENTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {"fewer threads": ENVIRONMENT, "gRPC's threads": {"GRPC_EXPERIMENTS": ""}}
+    {"fewer threads": GRPC_ENVIRONMENT, "gRPC's threads": {"GRPC_EXPERIMENTS": ""}}
 )
 _CLIENT = "benchmarks.step_cost_client"
 

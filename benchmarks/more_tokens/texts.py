@@ -8,6 +8,7 @@ repetitions within a text, which speculation would find as well, are left out.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
 from collections import Counter
@@ -101,7 +102,7 @@ def _editing(tokens: _Tokens, rng: random.Random, num_tokens: int) -> Text:
     words = words[start : start + num_tokens]
     counts = Counter(word for word in words if _NAME.fullmatch(word))
     several = sorted(name for name, count in counts.items() if count > 1)
-    renamed = set(rng.sample(several, max(1, round(_RENAMED_RATIO * len(several)))))
+    renamed = set(rng.sample(several, math.ceil(_RENAMED_RATIO * len(several))))
     before, begin = tokens.take(num_tokens), tokens.take(1)
     after = [
         tokens.take(1)[0] if word in renamed else token

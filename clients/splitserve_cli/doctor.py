@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from splitserve_cli.checks import Finding, State, write_findings, wrong
+from splitserve_cli.checks.finding import Finding, State, write_findings, wrong
 
 _PACKAGES = "pip install --force-reinstall splitserve, in a separate venv"
 
@@ -31,7 +31,7 @@ def _of_packages(error: Exception) -> list[Finding]:
     meaning = f"no splitserve command starts with this Python: {sys.executable}"
     findings = [wrong("imports", f"{type(error).__name__}: {text}", meaning, _PACKAGES)]
     try:
-        from splitserve_cli.checks import check_packages, check_python
+        from splitserve_cli.checks.packages import check_packages, check_python
     except ImportError:
         return findings
     return [

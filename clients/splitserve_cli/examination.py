@@ -9,38 +9,41 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from splitserve_cli.checks import (
+from splitserve_cli.checks.cluster import check_executors, check_model
+from splitserve_cli.checks.connection import TlsWords, check_connection
+from splitserve_cli.checks.finding import (
     Finding,
-    GatewayAddress,
     State,
-    TlsWords,
+    check_settings,
+    listened_at,
+    write_findings,
+    wrong,
+)
+from splitserve_cli.checks.gateway import GatewayAddress, check_gateway
+from splitserve_cli.checks.machine import (
     check_compilers,
-    check_connection,
-    check_executors,
     check_file_limit,
-    check_gateway,
     check_instructions,
     check_memory,
-    check_model,
-    check_packages,
-    check_port,
-    check_process_files,
-    check_python,
-    check_settings,
     check_shared_memory,
     check_swap,
     check_threads,
-    check_tls_files,
-    check_torch,
-    check_twice,
-    command_installed,
     compiler_problems,
     has_gpu,
-    installed_version,
-    listened_at,
     num_cores,
-    write_findings,
-    wrong,
+)
+from splitserve_cli.checks.packages import (
+    check_packages,
+    check_python,
+    check_torch,
+    command_installed,
+    installed_version,
+)
+from splitserve_cli.checks.ports import (
+    check_port,
+    check_process_files,
+    check_tls_files,
+    check_twice,
 )
 from splitserve_cli.command_line import add_operators_server, ask, environment_key, operators_config
 from splitserve_client import ApiKey, AsyncClient, ClientConfig, CredentialsUnusable, Model

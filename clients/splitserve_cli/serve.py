@@ -31,7 +31,13 @@ from splitserve_cli.serve_config import (
     reachable_address,
 )
 from splitserve_cli.supervisor import Child, Supervisor
-from splitserve_common import CannotListen, claim_address, is_loopback, listen_at
+from splitserve_common import (
+    CannotListen,
+    claim_address,
+    is_loopback,
+    listen_at,
+    with_fewer_threads,
+)
 from splitserve_options import (
     DEFAULT_CLUSTER_ADDRESS,
     ENV_PREFIX,
@@ -40,7 +46,6 @@ from splitserve_options import (
     Value,
     options,
 )
-from splitserve_rpc import with_fewer_threads
 
 # Options that child processes get with values of their own.
 _OWN = (

@@ -34,6 +34,7 @@ from splitserve_common.files import (
     replace_file,
     warn_if_readable,
 )
+from splitserve_common.grpc_threads import GRPC_ENVIRONMENT, with_fewer_threads
 from splitserve_common.process_log import (
     CONTINUED,
     LOGGING_PACKAGES,
@@ -67,6 +68,7 @@ from splitserve_common.web_guard import ANY, WebGuard, WebRefusal, local_http, s
 __all__ = [
     "ANY",
     "CONTINUED",
+    "GRPC_ENVIRONMENT",
     "LOGGING_PACKAGES",
     "MAX_FIELD_CHARS",
     "MAX_LINE_CHARS",
@@ -124,4 +126,5 @@ __all__ = [
     "start_logging",
     "warn_if_readable",
     "warn_of_end",
+    "with_fewer_threads",
 ]

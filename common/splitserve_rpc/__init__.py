@@ -24,7 +24,6 @@ from splitserve_rpc.errors import (
     failure_of,
     transport_details,
 )
-from splitserve_rpc.grpc_threads import ENVIRONMENT, with_fewer_threads
 from splitserve_rpc.health_service import MAX_WATCHES, HealthService
 from splitserve_rpc.interceptors import BoundaryInterceptor, OnRefusal, ignore_refusal
 from splitserve_rpc.peer_watch import (
@@ -70,7 +69,6 @@ from splitserve_rpc.tls import (
 __all__ = [
     "CODE_OF_REASON",
     "DOMAIN",
-    "ENVIRONMENT",
     "HANDSHAKE_TIMEOUT_S",
     "KEEPALIVE_S",
     "MAX_CREDENTIAL_CHARS",
@@ -125,5 +123,4 @@ __all__ = [
     "split_bearer",
     "stop_event",
     "transport_details",
-    "with_fewer_threads",
 ]

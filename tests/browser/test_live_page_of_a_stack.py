@@ -31,7 +31,7 @@ async def see_work(page: Page) -> None:
     swapped = page.locator("#totals div").filter(has_text="Swapped").locator("dd")
     await expect(swapped).to_have_text(re.compile("[1-9]"))
     # Blocks are given back for as long as a step is in flight, which is seldom seen.
-    for state in ("held", "shared", "cached", "moving"):
+    for state in ("held", "shared", "cached", "on the move"):
         counts = page.locator(".card .counts").filter(has_text=re.compile(rf"[1-9]\d* {state}"))
         await expect(counts.first).to_be_visible()
     for what in (r"\d+ prompt", r"\d+ decode|\d+ run", "blocks? out", "blocks? in"):

@@ -89,7 +89,7 @@ async def test_what_lacks_is_said_when_a_request_has_text(
 
     assert error["code"] == "tokenizer_unavailable"
     assert "is served without a tokenizer" in error["message"]
-    assert "no tokenizer.json, tokenizer.model" in error["message"]
+    assert "their checkpoint has no readable tokenizer" in error["message"]
     assert "POST /v1/completions with a prompt of token ids" in error["message"]
 
 

@@ -24,6 +24,8 @@ IMPORTED_BY_PATH = {
     "splitserve_gateway",
     "splitserve_cli",
     "splitserve_bench",
+    # The doctor imports each check late, since a missing package is a finding.
+    "splitserve_cli.checks",
     # These need a package of an extra, or a GPU.
     "scheduler_service.callers.tokens",
     "scheduler_service.watching.request_trace",

@@ -25,7 +25,7 @@ from tempfile import TemporaryFile
 from types import MappingProxyType
 from typing import IO
 
-from splitserve_rpc import with_fewer_threads
+from splitserve_common import with_fewer_threads
 from tests.support.processes import fork_server
 from tests.support.processes.patience import PATIENCE_S
 

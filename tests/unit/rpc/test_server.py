@@ -15,14 +15,9 @@ import grpc.aio
 import pytest
 from google.protobuf.message import DecodeError
 
+from splitserve_common import GRPC_ENVIRONMENT, with_fewer_threads
 from splitserve_contract import DomainError
-from splitserve_rpc import (
-    ENVIRONMENT,
-    Access,
-    BoundaryInterceptor,
-    OpenHandlers,
-    with_fewer_threads,
-)
+from splitserve_rpc import Access, BoundaryInterceptor, OpenHandlers
 from tests.support.processes.patience import PATIENCE_S
 
 
@@ -221,17 +216,17 @@ def _complaints(environ: dict[str, str]) -> str:
 
 def test_grpc_knows_the_names_in_the_environment() -> None:
     assert "Unknown experiment" in _complaints({**os.environ, "GRPC_EXPERIMENTS": "-not_one"})
-    assert "Unknown experiment" not in _complaints({**os.environ, **ENVIRONMENT})
+    assert "Unknown experiment" not in _complaints({**os.environ, **GRPC_ENVIRONMENT})
 
 
 def test_with_fewer_threads_leaves_what_was_told() -> None:
     told = {"GRPC_EXPERIMENTS": "", "PATH": "/bin"}
 
     assert with_fewer_threads(told) == told
-    assert with_fewer_threads({"PATH": "/bin"}) == {**ENVIRONMENT, "PATH": "/bin"}
+    assert with_fewer_threads({"PATH": "/bin"}) == {**GRPC_ENVIRONMENT, "PATH": "/bin"}
 
 
 def test_images_have_the_same_environment() -> None:
     base = (ROOT / "Dockerfile").read_text().partition(" AS runtime\n")[2].partition("\nFROM ")[0]
 
-    assert all(f"{name}={value}" in base for name, value in ENVIRONMENT.items())
+    assert all(f"{name}={value}" in base for name, value in GRPC_ENVIRONMENT.items())

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from splitserve_cli.checks import Finding, State, check_clock, check_executors, check_model
+from splitserve_cli.checks.cluster import check_clock, check_executors, check_model
+from splitserve_cli.checks.finding import Finding, State
 from splitserve_client import (
     CallerNotAllowed,
     CallerUnknown,

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from splitserve_cli.checks import State, TlsWords, check_connection
+from splitserve_cli.checks.connection import TlsWords, check_connection
+from splitserve_cli.checks.finding import State
 from splitserve_rpc import TlsFiles
 from tests.support.security.cluster import Certificates
 

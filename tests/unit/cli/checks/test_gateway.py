@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from splitserve_cli.checks import Finding, GatewayAddress, State, check_gateway
+from splitserve_cli.checks.finding import Finding, State
+from splitserve_cli.checks.gateway import GatewayAddress, check_gateway
 from splitserve_client import Model, Readiness
 
 MODEL = Model("toy", "d" * 64, "float32", 97, 200, (3,), readiness=Readiness.READY)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_cli.checks import (
-    State,
+from splitserve_cli.checks.finding import State
+from splitserve_cli.checks.machine import (
     check_compilers,
     check_file_limit,
     check_instructions,

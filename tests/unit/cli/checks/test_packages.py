@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from splitserve_cli.checks import (
-    State,
+from splitserve_cli.checks import packages
+from splitserve_cli.checks.finding import State
+from splitserve_cli.checks.packages import (
     check_packages,
     check_python,
     check_torch,
     command_installed,
-    packages,
     why_not_imported,
 )
 from splitserve_options import Command

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from splitserve_cli.checks import (
-    Finding,
-    State,
+from splitserve_cli.checks import ports
+from splitserve_cli.checks.finding import Finding, State
+from splitserve_cli.checks.ports import (
     check_port,
     check_process_files,
     check_tls_files,
     check_twice,
     owner_of,
-    ports,
 )
 from splitserve_options import Command, Value
 from splitserve_rpc import TlsFiles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from splitserve_cli.checks import State, check_settings, listened_at
+from splitserve_cli.checks.finding import State, check_settings, listened_at
 
 
 def test_settings_are_wrong_when_file_is_invalid(tmp_path: Path) -> None:

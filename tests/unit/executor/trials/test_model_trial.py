@@ -13,7 +13,7 @@ from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.errors import ModelUnsupported
 from executor_service.model import LoadedModel
 from executor_service.trials import CUT_VOCAB_SIZE, cut_to_float32, far_tokens, model_trial
-from executor_service.trials import float32_trial as model_cut
+from executor_service.trials import layer_trial as model_cut
 from tests.support.models.tiny_models import load_tiny_model, make_tiny_model
 
 TYPES = ["full_attention", "full_attention", "sliding_attention", "full_attention"]

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-ENVIRONMENT: Mapping[str, str] = MappingProxyType(
+GRPC_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {"GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener"}
 )
 
 
 def with_fewer_threads(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns `environ` with these variables added; values in `environ` take precedence."""
-    return {**ENVIRONMENT, **environ}
+    return {**GRPC_ENVIRONMENT, **environ}
