@@ -184,7 +184,7 @@ def test_segments_are_bounded_and_replay_alone(
     journal = open_file(path, BOUND)
 
     config = run_config(queue_policy=queue_policy)
-    RandomRun(journal, config, seed=1, disturbed_ratio=0.02).run(1200)
+    RandomRun(journal, config, seed=1, disturbed_ratio=0.02).run(700)
     journal.close()
 
     assert total_bytes(path) <= BOUND
