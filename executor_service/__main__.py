@@ -11,13 +11,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from executor_service.checkpoint import check_directory
 from executor_service.config import ExecutorConfig, start_again
 from executor_service.errors import ExecutorError, RecordingFailed
 from executor_service.service import (
@@ -125,18 +124,30 @@ def _open_metrics(config: ExecutorConfig) -> ExecutorMetrics | None:
     return ExecutorMetrics(config.metrics)
 
 
+@contextmanager
+def _importing() -> Iterator[None]:
+    """Keeps garbage collections away from imports, whose objects live as long as the process.
+
+    They would cost a second while torch is imported.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def _load(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
+    # Torch takes seconds to import; by now the port is bound and health is answered.
+    with _importing():
+        from executor_service.checkpoint import check_directory
     if config.model != BUNDLED_MODEL:
         check_directory(config.model)
     if config.draft_model not in (None, BUNDLED_MODEL):
         check_directory(config.draft_model)
-    # Torch takes seconds to import; by now the port is bound and health is answered. Objects of
-    # modules live for ever: garbage collections during the import would cost another second.
-    gc.disable()
-    from executor_service.engine_loader import load_engine
-
-    gc.freeze()
-    gc.enable()
+    with _importing():
+        from executor_service.engine_loader import load_engine
     loaded = load_engine(config, executor_epoch)
     # Objects of the model live as long; no collection during a step needs to visit them.
     gc.collect()

@@ -355,7 +355,7 @@ def _shown(engines: Iterable[ExecutorState]) -> Iterator[Request]:
         yield from first_queued(engine.engine)
 
 
-# -- Blocks of a pool at one time ------------------------------------------------------------------
+# -- Map of a KV pool -----------------------------------------------------------------------------
 
 ByteArray = npt.NDArray[np.uint8]
 
@@ -400,7 +400,7 @@ def block_states(pool: BlockPool, given_back: Sequence[int], moved: Collection[i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolMap:
-    """Blocks of a pool at one time.
+    """Map of a KV pool: the state and the holder of each block.
 
     `states`: `BlockState` of each block, [num_blocks] uint8. `holders`: number of the request that
     holds the block, 0 for none, [num_blocks] int64. Both are never written to.

@@ -78,6 +78,14 @@ def test_import_leaves_torch_alone_when_everything_is_imported(package: str) -> 
     assert (result.returncode, result.stdout.strip()) == (0, ""), result.stderr
 
 
+def test_executor_binds_its_port_before_it_imports_torch() -> None:
+    result = run_python(
+        "-c", "import executor_service.__main__, sys; print('torch' in sys.modules)"
+    )
+
+    assert (result.returncode, result.stdout.strip()) == (0, "False"), result.stderr
+
+
 @pytest.mark.skipif(not PROTOC_PYTHON.exists(), reason="grpcio-tools: make protos installs it")
 def test_generated_code_is_current() -> None:
     environment = os.environ | {"PYTHON": str(PROTOC_PYTHON)}
