@@ -114,7 +114,7 @@ QUICK := tests/unit tests/contract tests/property tests/replay --ignore=tests/un
 check: $(READY) $(PROTOC)
 	@$(MAKE) $(SIDE_BY_SIDE) quick-tests lint check-protos buf
 quick-tests: $(READY)
-	SPLITSERVE_TEST_EXAMPLES=5 $(PYTEST) -q $(QUICK)
+	SPLITSERVE_TEST_EXAMPLES=5 $(PYTEST) -q -m 'not thorough' $(QUICK)
 
 # Branch coverage of the quick tests: of each package, and of all.
 COVERAGE := $(BIN)/python -m coverage

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import random
 import shutil
@@ -19,6 +20,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from splitserve_common import LOGGING_PACKAGES
 from splitserve_kernels.cpu import NativeLibrary, load_library
 from splitserve_kernels.cpu.build import BuildFailed
 
@@ -52,6 +54,10 @@ def pytest_runtest_setup() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+    # Tests that call a `main` start its logging.
+    for package in LOGGING_PACKAGES:
+        if (log := logging.getLogger(package)).level:
+            log.setLevel(logging.NOTSET)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

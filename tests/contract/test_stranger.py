@@ -102,6 +102,7 @@ SCENARIOS = [
 ]
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=name_of)
 async def test_streams_are_exact_whatever_the_sizes(scenario: Scenario) -> None:
     config, options = scenario.config, scenario.options
@@ -403,7 +404,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.cases(14)
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("scenario", FAULTS, ids=name_of)
 async def test_streams_stay_exact_when_the_executor_fails(scenario: Scenario) -> None:
     executor = StrangerExecutor(scenario.config, Faults(**scenario.faults))

@@ -212,6 +212,7 @@ def test_next_tokens_are_refused_when_a_token_has_two() -> None:
         next_tokens([twice])
 
 
+@pytest.mark.thorough("the tests of the others stay, and the speculation it measures has its own")
 def test_benchmark_gets_the_texts_of_the_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ def _serve(engine: _ScoringEngine, prompts: list[list[int]], together: bool) -> 
     return engine.scores
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
 def test_scores_are_the_same_bits_under_pressure(
     compute: Compute, pair_of: Callable[..., ModelPair], mode: PreemptionMode

@@ -91,6 +91,7 @@ async def test_connection_ends_when_what_follows_a_body_is_too_large(
     writer.close()
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize(
     ("path", "head", "status"),
     [

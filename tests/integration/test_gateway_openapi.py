@@ -120,6 +120,7 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
         yield running
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("path", BODIES)
 async def test_page_offers_only_what_is_accepted(gateway: RunningGateway, path: str) -> None:
     page = (await gateway.http.get("/openapi.json")).json()

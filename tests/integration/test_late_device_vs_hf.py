@@ -121,6 +121,7 @@ def _generate_late(
         scheduler.apply(decode_result(result, in_flight.popleft()))
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("architecture", "config"),
     [
@@ -147,6 +148,7 @@ def test_tokens_are_those_of_hugging_face_when_the_device_is_late(
     assert scheduler.num_preemptions > 0 or config.num_device_blocks != SCARCE.num_device_blocks
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("params", [RANDOM, CUT, PENALIZED], ids=["plain", "cut", "penalized"])
 def test_random_tokens_are_the_same_when_the_device_is_late(
     params: SamplingParams, make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory
@@ -160,6 +162,7 @@ def test_random_tokens_are_the_same_when_the_device_is_late(
     assert outputs == [expected[str(number)] for number in range(len(PROMPTS))]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("params", [GREEDY, CUT, PENALIZED], ids=["greedy", "cut", "penalized"])
 def test_late_device_gives_same_tokens_when_rows_run_on(
     params: SamplingParams, make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory

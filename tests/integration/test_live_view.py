@@ -413,12 +413,16 @@ async def test_live_view_refuses_a_ninth_watcher_until_one_has_left() -> None:
             stack.enter_context(watching(scheduler, view))
 
 
+# Of a stream: few frames are on the way at once.
+SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
+
+
 async def test_watcher_that_does_not_read_loses_its_place() -> None:
     async with (
         scheduler_in_process(
             FakeExecutor(), live_sleep=lambda _: asyncio.sleep(0), live_unread_s=0.05
         ) as scheduler,
-        grpc.aio.insecure_channel(scheduler.address) as channel,
+        grpc.aio.insecure_channel(scheduler.address, options=SMALL_WINDOW) as channel,
     ):
         stub = live_pb2_grpc.LiveServiceStub(channel)
         unread = stub.WatchScheduler(live.WatchSchedulerRequest(frames_per_second=10))

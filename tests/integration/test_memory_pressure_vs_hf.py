@@ -82,6 +82,7 @@ def cases() -> list[Case]:
     ]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_tokens_equal_hugging_face_when_requests_are_preempted(
     case: Case, pair_of: Callable[..., ModelPair]

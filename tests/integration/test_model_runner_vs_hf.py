@@ -105,6 +105,7 @@ def _drive(
     return sequences
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(("chunk_size", "block_size"), CUTS)
 def test_runner_gives_hugging_face_tokens_when_work_is_cut(
     case: Case, chunk_size: int | None, block_size: int

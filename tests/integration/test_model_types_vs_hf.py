@@ -27,6 +27,7 @@ _TYPES = (
 pytestmark = pytest.mark.usefixtures("native_library")
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("model_type", _TYPES)
 def test_model_type_is_served_as_known_or_refused(
     model_type: str,

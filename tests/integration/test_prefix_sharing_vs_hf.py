@@ -54,6 +54,7 @@ def thrashing_cases() -> list[Thrashing]:
     ]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("case", thrashing_cases(), ids=str)
 def test_tokens_equal_hugging_face_when_the_prefix_cache_thrashes(
     case: Thrashing, pair_of: PairOf

@@ -93,6 +93,7 @@ def cases() -> list[Case]:
     return [Case(**setting) for setting in covering(options, strength=2)]  # type: ignore[arg-type]
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_sequences_equal_requests_of_one_sequence(case: Case, pair_of: PairOf) -> None:
     pair = pair_of(case.architecture)
@@ -247,6 +248,7 @@ def make_beam_request(index: int, question: BeamQuestion) -> Request:
     )
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("case", search_cases(), ids=str)
 def test_beam_searches_equal_those_of_hugging_face(case: Search, pair_of: PairOf) -> None:
     pair = pair_of(case.architecture, vocab_size=VOCAB_SIZE)

@@ -78,6 +78,7 @@ def long_cases() -> list[Long]:
     return [Long(**setting) for setting in covering(options, strength=2)]  # type: ignore[arg-type]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("case", long_cases(), ids=str)
 def test_long_sequences_need_a_window_of_blocks_each(case: Long, pair_of: PairOf) -> None:
     pair = pair_of(case.architecture)
@@ -107,6 +108,7 @@ WIDTH = 3
 NUM_SHARED_TOKENS = 40
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("preempt_at", [(), range(5, 100, 7)], ids=["undisturbed", "preempted"])
 def test_sequences_share_what_is_in_their_windows(

@@ -98,6 +98,7 @@ def cases() -> list[tuple[Any, Case]]:
     return [(case.pop("architecture"), Case(**case)) for case in (*llamas, *others)]
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize(("architecture", "case"), cases(), ids=lambda value: str(value))
 def test_tokens_equal_hugging_face_generate(
     architecture: str, case: Case, pair_of: Callable[[str], ModelPair]

@@ -40,6 +40,7 @@ def load_wrapper(directory: Path) -> Any:  # noqa: ANN401
     return auto_class(AutoConfig.from_pretrained(directory)).from_pretrained(directory)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("model_type", _SERVED_AS)
 def test_text_part_gives_tokens_of_the_whole_model(model_type: str, tmp_path: Path) -> None:
     make_tiny_model(model_type, tmp_path, seed=1)

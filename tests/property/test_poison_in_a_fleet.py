@@ -100,6 +100,7 @@ class MortalFleet(PureFleet):
 SEEDS = (57, 1886, 2114, *range(int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "25"))))
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_only_poisons_are_failed_for_one_executor_each_when_losses_are_heard_late(
     seed: int,

@@ -299,6 +299,7 @@ def check_ends(fleet: PoisonedFleet, *guilty: str) -> None:
     assert all(error is None or error[0] == QUARANTINE_REASON for error in reasons.values())
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize("max_losses", [1, 2])
 @pytest.mark.parametrize("period", [1, 5, FORGIVING_TOKENS])
 @pytest.mark.parametrize("kind", KINDS)

@@ -34,6 +34,7 @@ _PARTS = [
 ]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(("draw", "seeds"), _PARTS)
 def test_history_has_no_problem_whatever_goes_wrong(draw: Draw, seeds: range) -> None:
     for seed in seeds:

@@ -317,6 +317,7 @@ STORIES = [
 ]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.name)
 def test_streams_go_on_when_a_peer_is_silent(story: Story) -> None:
     async def main(cluster: Cluster) -> None:

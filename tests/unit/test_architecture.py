@@ -70,6 +70,7 @@ def test_stations_are_where_the_document_says() -> None:
     assert missing == []
 
 
+@pytest.mark.cases(22)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_document_names_files_that_exist(document: Path) -> None:
     text = document.read_text()

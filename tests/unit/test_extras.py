@@ -26,6 +26,7 @@ def _modules_of(extra: str) -> set[str]:
     return {MODULE_NAMES.get(name, name.replace("-", "_")) for name in names}
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize(
     ("module", "extra"),
     [

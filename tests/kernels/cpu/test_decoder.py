@@ -100,6 +100,7 @@ def test_decoder_measures_each_part_of_a_step_when_asked(
     assert int(part_ns.sum()) < time.perf_counter_ns() - started_ns
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoder_gives_hugging_face_logits_when_weights_are_float32(
     library: NativeLibrary, name: str, directory_of: DirectoryOf, truth: Truth
@@ -109,6 +110,7 @@ def test_decoder_gives_hugging_face_logits_when_weights_are_float32(
     torch.testing.assert_close(actual, expected, atol=FLOAT32_TOLERANCE, rtol=0)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoder_gives_hugging_face_logits_when_weights_are_bfloat16(
     library: NativeLibrary, name: str, directory_of: DirectoryOf, truth: Truth
@@ -126,6 +128,7 @@ def _cuts(library: NativeLibrary, name: str) -> Sequence[tuple[int | None, int]]
     return CUTS[(list(DECODERS).index(name) + variants.index(library.variant)) % 2 :: 2]
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("name", DECODERS)
 def test_runner_gives_hugging_face_tokens_when_the_decoder_is_native(
     library: NativeLibrary,

@@ -68,6 +68,7 @@ def _chunks(sizes: list[int], length: int) -> list[int]:
     return chunks
 
 
+@pytest.mark.cases(4)
 @given(
     block_size=st.sampled_from(BLOCK_SIZES),
     sizes=st.lists(st.integers(1, LENGTH), min_size=1, max_size=5),

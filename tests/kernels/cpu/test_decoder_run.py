@@ -154,6 +154,7 @@ _params = st.builds(
 )
 
 
+@pytest.mark.cases(4)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 60), st.integers(1, 9), _params), min_size=1, max_size=6

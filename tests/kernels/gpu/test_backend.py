@@ -121,7 +121,7 @@ def test_backend_splits_prompts_when_they_leave_half_of_the_device_idle(
     assert called == ["paged_decode", "paged_split_prefill" if is_split else "paged_prefill"]
 
 
-@pytest.mark.parametrize("num_multiprocessors", [1, 400])
+@pytest.mark.parametrize("num_multiprocessors", [1, 40])
 @pytest.mark.parametrize("num_added", [(0, 1), (3, 0), (70, 2)])
 def test_backend_finds_rows_on_the_device_when_some_are_added(
     num_added: tuple[int, int],

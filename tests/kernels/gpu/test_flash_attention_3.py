@@ -107,7 +107,7 @@ CASES: list[tuple[Shape, AttentionOptions, torch.dtype]] = [
 ]
 
 
-@pytest.mark.cases(32)
+@pytest.mark.cases(13)
 @pytest.mark.parametrize(("shape", "options", "dtype"), CASES)
 def test_flash_attention_3_equals_oracle(
     backend: FlashAttention3,

@@ -143,7 +143,7 @@ HUNDREDS = Shape(
 )
 
 
-@pytest.mark.cases(36)
+@pytest.mark.cases(24)
 @pytest.mark.parametrize(
     "case",
     [
@@ -261,10 +261,10 @@ UNEVEN_PROMPTS = Shape(
     2, 1, 16, 16, 16, ((1500, 9), *(((70, 3),) * 4), (0, 170), (5, 0), (900, 130))
 )
 # A turn of a chat.
-FAR_ON = Shape(4, 1, 16, 16, 16, ((30_000, 20), (5, 2)))
+FAR_ON = Shape(4, 1, 16, 16, 16, ((6000, 20), (5, 2)))
 
 
-@pytest.mark.cases(48)
+@pytest.mark.cases(32)
 @pytest.mark.parametrize(
     "case",
     [
@@ -314,7 +314,7 @@ def test_prefill_equals_oracle(case: Case, device: torch.device) -> None:
 
 @settings(max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "25")) // 5)
 @given(
-    rows=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 90)), min_size=1, max_size=5),
+    rows=st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40)), min_size=1, max_size=4),
     num_programs=st.integers(1, 20),
     window=st.none() | st.integers(1, 300),
     has_sinks=st.booleans(),
@@ -333,7 +333,7 @@ def test_split_prefill_equals_oracle_whatever_the_lengths_are(
 def test_prefill_leaves_decodes_alone_when_they_come_first(
     first_row: int, kernel: Kernel, device: torch.device
 ) -> None:
-    rows = ((20, 1), (0, 1), (9, 1), (33, 170), (100, 1), (70, 0), (5, 3))
+    rows = ((20, 1), (0, 1), (9, 1), (33, 70), (100, 1), (70, 0), (5, 3))
     problem = make_problem(Shape(8, 2, 32, 32, 16, rows), device)
     output = kernel.attend(problem, first_row=first_row)
     assert bool(output[:first_row].isnan().all())

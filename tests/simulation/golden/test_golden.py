@@ -14,7 +14,7 @@ _CASES = [
 ]
 
 
-@pytest.mark.cases(16)
+@pytest.mark.cases(9)
 @pytest.mark.parametrize(("family", "first"), _CASES)
 def test_fleet_means_what_was_recorded(family: str, first: int) -> None:
     found = compare(family, slice(first, first + _NUM_TOGETHER))

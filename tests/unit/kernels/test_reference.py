@@ -57,6 +57,7 @@ def _dense(
     return output.transpose(0, 1)
 
 
+@pytest.mark.cases(52)
 @pytest.mark.parametrize("scores_at_a_time", [None, 100])
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize(

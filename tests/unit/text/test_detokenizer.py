@@ -63,6 +63,7 @@ def stream(detokenizer: Detokenizer, token_ids: Sequence[int], sizes: Sequence[i
     return [*pieces, detokenizer.finish()]
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("kind", tiny_tokenizers.KINDS)
 @pytest.mark.parametrize("skips", [True, False])
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
@@ -77,6 +78,7 @@ def test_pieces_add_up_when_tokens_are_random(kind: str, skips: bool, data: st.D
     assert text == library_tokenizer(kind).decode(token_ids, skip_special_tokens=skips)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("kind", tiny_tokenizers.KINDS)
 @settings(max_examples=NUM_EXAMPLES, deadline=None)
 @given(data=st.data())

@@ -98,6 +98,7 @@ USER = {"role": "user", "content": "where?"}
 RESULT = {"role": "tool", "tool_call_id": "call_1", "name": "look", "content": "found"}
 
 
+@pytest.mark.cases(11)
 @pytest.mark.parametrize("name", ASSISTANTS)
 @pytest.mark.parametrize("has_tools", [True, False])
 def test_past_calls_are_written_in_any_form(name: str, has_tools: bool) -> None:

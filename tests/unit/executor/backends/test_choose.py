@@ -144,6 +144,7 @@ def _round_matrices(loaded: LoadedModel) -> LoadedModel:
     return loaded
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("config_class", ["LlamaConfig", *_OTHERS, *_LOOKALIKES])
 def test_choose_compute_serves_rounded_weights_when_int8_was_asked(
     load: Load, native_library: NativeLibrary, config_class: str

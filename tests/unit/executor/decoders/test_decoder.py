@@ -52,6 +52,7 @@ def _load_gentle(
     return load_tiny_model(architecture, directory, dtype, seed=1, **{**GENTLE, **overrides})
 
 
+@pytest.mark.cases(5)
 @pytest.mark.usefixtures("_any_configuration")
 @pytest.mark.parametrize("is_int8", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -196,6 +197,7 @@ def test_build_native_model_passes_when_angles_hold_an_unknown_factor(
     build_native_model(loaded, native_library)
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize("is_int8", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ def test_compute_on_gpu_takes_all_kernels_when_all_are_right(
     assert compute.loaded.weights_bytes == weights_bytes(loaded.model) - buffers + tables
 
 
+@pytest.mark.cases(1)
 @pytest.mark.usefixtures("_attention_passes_its_trial")
 @pytest.mark.parametrize(
     ("architecture", "overrides"),

@@ -286,6 +286,7 @@ def test_row_fails_alone_when_its_mask_takes_too_much(
     assert masks.rows.tolist() == [0]
 
 
+@pytest.mark.cases(10)
 @pytest.mark.parametrize(
     ("text", "is_complete"),
     [

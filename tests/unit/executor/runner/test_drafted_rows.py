@@ -103,6 +103,7 @@ def test_tokens_are_the_same_when_plain_torch_verifies_drafts(
     assert_same(lambda: build_runner(loaded, POOLS), chunk_size=None if max_scored else 50)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("max_joined", [32, 2])
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_oss"])
 def test_tokens_are_the_same_when_a_device_verifies_drafts(

@@ -153,6 +153,7 @@ def test_tokens_are_the_same_when_a_row_runs_on(steps: Steps) -> None:
     assert tokens == expected
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("seed", range(6))
 def test_tokens_are_the_same_when_drafts_meet_a_grammar(steps: Steps, seed: int) -> None:
     rng = random.Random(seed)

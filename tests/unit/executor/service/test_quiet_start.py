@@ -67,6 +67,7 @@ _STARTS = [
 ]
 
 
+@pytest.mark.cases(8)
 @pytest.mark.parametrize(("architecture", "dtype", "is_int8", "overrides"), _STARTS)
 def test_start_is_quiet_when_the_model_is_served(
     tmp_path: Path,

@@ -171,6 +171,7 @@ def test_position_is_that_of_the_event_when_it_is_being_handled(
 # -- segments ----------------------------------------------------------------------------------
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("queue_policy", ["fcfs", "deadline"])
 def test_segments_are_bounded_and_replay_alone(
     path: Path,

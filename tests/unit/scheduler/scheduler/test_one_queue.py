@@ -236,6 +236,7 @@ class CheckedFleet(RoutedFleet):
             check_rows(executor.engine.placement)
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("mode", [PreemptionMode.SWAP, PreemptionMode.RECOMPUTE])
 def test_requests_begin_once_when_blocks_are_few(policy: str, mode: PreemptionMode) -> None:
