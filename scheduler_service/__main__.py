@@ -154,7 +154,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     )
     if opened.callers.knows_callers and not config.security.identity.is_proof:
         # Any process that reaches the cluster port can register, and would get all prompts.
-        _log.warning("executors_not_known cluster_listen=%s", config.cluster_listen)
+        _log.warning("executors_unauthenticated cluster_listen=%s", config.cluster_listen)
     # The objects made so far live as long as the process. Frozen, they cost no time in later
     # collections, during which steps would wait.
     gc.collect()

@@ -359,9 +359,9 @@ class Driver:
 
     def _end_waiting(self) -> None:
         """Ends the streams whose requests all wait."""
-        places = self.scheduler.places
+        locations = self.scheduler.locations
         for stream in list(self.delivery.streams.values()):
-            found = [places.get(name) for name in self.delivery.requests_of(stream)]
+            found = [locations.get(name) for name in self.delivery.requests_of(stream)]
             if found and all(each is not None and each.executor is None for each in found):
                 self.fail_stream(stream, self._draining or _draining())
 

@@ -106,7 +106,7 @@ def _show(arguments: argparse.Namespace, explanation: Explanation) -> int:
 _NUM_FIRST = 16
 _NEARLY_ALL_RATIO = 0.95
 _REFUSALS = "see docs/operations.md (Refusals)"
-_WAITING = ("queued", "given")
+_WAITING = ("queued", "assigned")
 _OF_JOURNAL = (
     "from a journal: it lacks what happened to a request before the file begins (FILE.1 holds the"
     " part before FILE)"
@@ -344,7 +344,7 @@ _KINDS: Mapping[str, str] = MappingProxyType(
         "refused": "refused",
         "received": "received",
         "waits": "waits",
-        "given": "assigned",
+        "assigned": "assigned",
         "began": "began",
         "first_token": "first token",
         "preempted": "preempted",
@@ -391,7 +391,7 @@ def kind_of(event: LifeEvent) -> str:
 
 def details_of(event: LifeEvent) -> str:
     """Returns the executor, the reason and the numbers of an event."""
-    if event.kind == "given":
+    if event.kind == "assigned":
         return "; ".join(_given(event))
     parts = []
     if event.kind == "ended":

@@ -126,7 +126,7 @@ class Scheduler:
         self._config = config
         self.now_ns = 0
         self.executors: dict[str, ExecutorState] = {}
-        self.places: dict[str, RequestLocation] = {}
+        self.locations: dict[str, RequestLocation] = {}
         self.queue = WaitingQueue(make_queue_policy(config.queue_policy, config.tenant_weights))
         self._quarantine = Quarantine(
             config.max_executor_losses, refuses_late=self.queue.refuses_late
@@ -293,9 +293,9 @@ class Scheduler:
     # -- requests ------------------------------------------------------------------------------
 
     def _submit(self, request: Request) -> None:
-        assert request.request_id not in self.places, "request id in use"
+        assert request.request_id not in self.locations, "request id in use"
         request.submitted_ns = self.now_ns
-        self.places[request.request_id] = RequestLocation(request)
+        self.locations[request.request_id] = RequestLocation(request)
         if self.capabilities.last_config is not None:
             prepare_request(request, self.capabilities.last_config)
         self._push(request)
@@ -306,7 +306,7 @@ class Scheduler:
         self._routing.push(request)
 
     def _abort(self, request_id: str) -> None:
-        place = self.places.get(request_id)
+        place = self.locations.get(request_id)
         if place is None:
             return
         executor = place.executor
@@ -332,7 +332,7 @@ class Scheduler:
         self._routing.forget(request_id)
         self._quarantine.forget(request_id)
         self._health.request_ended(request_id)
-        self.places.pop(request_id, None)
+        self.locations.pop(request_id, None)
 
     def _queue_changed(self) -> None:
         """Has the next tick check whether waiting requests may begin, or preempted ones resume."""
@@ -428,7 +428,7 @@ class Scheduler:
         executor.num_moved += len(moved)
         self._quarantine.executor_lost(moved, self._loss(executor, LossCause.BLAMELESS))
         for request in moved:
-            if request.request_id in self.places:
+            if request.request_id in self.locations:
                 self._effects.append(RequestMoved(request, executor.address, MoveReason.DRAINED))
         self._take_back(executor, moved)
         self._has_changed = True
@@ -476,9 +476,9 @@ class Scheduler:
         for request in verdict.released:
             self._push(request)
         for request in verdict.failed:
-            if request.request_id in self.places:
+            if request.request_id in self.locations:
                 self._end(request)  # a request recalled from the executor
-        for place in [left for left in self.places.values() if left.executor is executor]:
+        for place in [left for left in self.locations.values() if left.executor is executor]:
             # The engine is so broken that it neither gave the request back nor reported its end.
             if place.request.error is None:
                 end_with_fault(place.request)
@@ -492,7 +492,7 @@ class Scheduler:
         """
         if not any(executor.is_connected for executor in self.executors.values()):
             return
-        for place in [each for each in self.places.values() if each.executor is None]:
+        for place in [each for each in self.locations.values() if each.executor is None]:
             try:
                 self.capabilities.check_fits(place.request)
             except DomainError as error:
@@ -514,14 +514,14 @@ class Scheduler:
         for request in sorted(requests, key=lambda moved: moved.arrival):
             if not self._runs_at(executor, request.request_id):
                 continue  # the owner is gone
-            self.places[request.request_id] = RequestLocation(request)
+            self.locations[request.request_id] = RequestLocation(request)
             if request.is_finished:
                 self._end(request)
             elif not self._quarantine.holds(request):
                 self._push(request)
 
     def _runs_at(self, executor: ExecutorState, request_id: str) -> bool:
-        place = self.places.get(request_id)
+        place = self.locations.get(request_id)
         return place is not None and place.executor is executor
 
     def _announce(self, verdict: QuarantineDecision) -> None:
@@ -613,7 +613,7 @@ class Scheduler:
         for request in moved:
             reason = MoveReason.FAILED_THERE
             self._effects.append(RequestMoved(request, executor.address, reason))
-            self.places[request.request_id] = RequestLocation(request)
+            self.locations[request.request_id] = RequestLocation(request)
             if not self._quarantine.holds(request):
                 self._push(request)
         self._has_changed |= bool(moved)
@@ -710,7 +710,7 @@ class Scheduler:
             if self._health.has_failed(request):
                 assignment = replace(assignment, why=AssignedFor.RETRIED)
             self._routing.forget(request.request_id)
-            self.places[request.request_id].executor = executor
+            self.locations[request.request_id].executor = executor
             self._effects.append(RequestAssigned(request, executor.address, assignment))
 
     def _wake(self, executor: ExecutorState) -> None:
@@ -825,7 +825,7 @@ class Scheduler:
         )
         for request, host in isolated:
             executor = by_engine[host]
-            self.places[request.request_id].executor = executor
+            self.locations[request.request_id].executor = executor
             self._effects.append(RequestAssigned(request, executor.address, _ALONE))
             if not executor.is_broken:
                 self._adopt(executor, request)
@@ -837,7 +837,7 @@ class Scheduler:
         moved = self._withdraw(executor, request_id)
         if moved is None:
             return
-        self.places[request_id] = RequestLocation(moved)
+        self.locations[request_id] = RequestLocation(moved)
         self._effects.append(RequestMoved(moved, executor.address, reason))
         if reason is MoveReason.LAST_EXECUTOR:
             self._quarantine.recalled(moved)

@@ -46,7 +46,7 @@ class _Watched:
 
     def begins(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        for place in scheduler.places.values():
+        for place in scheduler.locations.values():
             self.recorder.add_unfinished(place, scheduler.now_ns)
 
     def handles(self, scheduler: Scheduler, event: Event, now_ns: int) -> None:

@@ -32,7 +32,7 @@ NO_NUMBERS: Mapping[str, int] = MappingProxyType({})
 class LifeKind(Enum):
     """Kinds of events in the life of a request.
 
-    An undisturbed request has RECEIVED, GIVEN (assigned to an executor, which has not begun it),
+    An undisturbed request has RECEIVED, ASSIGNED (to an executor that has not begun it),
     BEGAN, FIRST_TOKEN and ENDED, in this order. WAITS: the request waits for another reason than
     before. PREEMPTED: the request gave up its KV. SWAPPED_OUT: its KV is in the host pool. KV_LOST:
     a step failed that the request depended on. TAKEN_BACK: the request left an executor that still
@@ -44,7 +44,7 @@ class LifeKind(Enum):
     REFUSED = "refused"
     RECEIVED = "received"
     WAITS = "waits"
-    GIVEN = "given"
+    ASSIGNED = "assigned"
     BEGAN = "began"
     FIRST_TOKEN = "first_token"
     PREEMPTED = "preempted"
@@ -78,14 +78,14 @@ class LifeEvent:
 class RequestPhase(Enum):
     """States of a request.
 
-    QUEUED: no executor has the request. GIVEN: an executor has it and has not begun it. PROMPT: its
-    known tokens are computed, for the first time or again. TOKENS: it decodes. PREEMPTED: it gave
-    up its KV. SWAPPED: its KV is in the host pool. RECOVERING: its KV was lost after it had begun,
-    and no executor has begun it again.
+    QUEUED: no executor has the request. ASSIGNED: an executor has it and has not begun it. PROMPT:
+    its known tokens are computed, for the first time or again. TOKENS: it decodes. PREEMPTED: it
+    gave up its KV. SWAPPED: its KV is in the host pool. RECOVERING: its KV was lost after it had
+    begun, and no executor has begun it again.
     """
 
     QUEUED = "queued"
-    GIVEN = "given"
+    ASSIGNED = "assigned"
     PROMPT = "prompt"
     TOKENS = "tokens"
     PREEMPTED = "preempted"

@@ -118,7 +118,7 @@ _NEAREST_FIRST = (
 )
 _FARTHEST = "does_not_fit"
 _WAITING = frozenset(
-    {RequestPhase.GIVEN, RequestPhase.PREEMPTED, RequestPhase.SWAPPED, RequestPhase.RECOVERING}
+    {RequestPhase.ASSIGNED, RequestPhase.PREEMPTED, RequestPhase.SWAPPED, RequestPhase.RECOVERING}
 )
 
 
@@ -127,7 +127,7 @@ class LifeRecorder:
 
     Implements `Watcher`. Numbers of events, of which zeros may be missing: RECEIVED num_waiting
     (requests that waited for an executor before this one), num_prompt_tokens, num_resumed_tokens;
-    GIVEN the numbers of its `Assignment`; QUARANTINED num_trials (tokens that the request has to
+    ASSIGNED the numbers of its `Assignment`; QUARANTINED num_trials (tokens that the request has to
     get alone); BEGAN num_tokens (known tokens), num_cached (of these, tokens that need not be
     computed), num_on_host (of the cached ones, tokens from the host pool); FIRST_TOKEN and RESUMED
     num_chunks, num_prompt_tokens; ENDED num_output_tokens, num_more_tokens, num_drafts,
@@ -287,13 +287,13 @@ class LifeRecorder:
         phase = (
             RequestPhase.RECOVERING
             if life.part.phase is RequestPhase.RECOVERING
-            else RequestPhase.GIVEN
+            else RequestPhase.ASSIGNED
         )
         life.enter(self._now_ns, phase, "", address)
         if assignment is None:
-            self._add(life, LifeKind.GIVEN)
+            self._add(life, LifeKind.ASSIGNED)
         else:
-            self._add(life, LifeKind.GIVEN, assignment.why.value, _numbers_of(assignment))
+            self._add(life, LifeKind.ASSIGNED, assignment.why.value, _numbers_of(assignment))
 
     def _quarantined(self, request: Request) -> None:
         life = self._living.get(request.request_id)

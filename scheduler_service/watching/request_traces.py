@@ -390,7 +390,7 @@ def _note_assigned(trace: RequestTrace, address: str, assignment: Assignment) ->
         "splitserve.reason": assignment.why.value,
         "splitserve.num_cached_tokens": assignment.num_cached,
     }
-    trace.note("given", attributes)
+    trace.note("assigned", attributes)
 
 
 def _received(

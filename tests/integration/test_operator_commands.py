@@ -142,7 +142,7 @@ async def test_explain_tells_the_life_of_a_request_by_its_id() -> None:
         code, text = await explain("mine", where, "--json")
         life = json.loads(text)["lives"][0]
         kinds = [event["kind"] for event in life["events"]]
-        assert kinds == ["received", "given", "began", "first_token", "ended"]
+        assert kinds == ["received", "assigned", "began", "first_token", "ended"]
         assert abs(life["began_at_s"] - time.time()) < 3600
         code, text = await explain("minx", where)
         assert (code, "unknown request: minx" in text, "1 ended" in text) == (1, True, True)

@@ -129,7 +129,7 @@ async def test_resumed_request_has_no_second_first_token() -> None:
         assert [event async for event in rest]
         generate, spans = await running.one_generate()
 
-    assert generate.event_names == ["resumed", "given"]
+    assert generate.event_names == ["resumed", "assigned"]
     assert generate.events[0][1] == {"splitserve.num_resumed_tokens": 4}
     assert [span.name for span in children(spans, generate)] == ["queue", "resume", "decode"]
 
@@ -152,7 +152,7 @@ async def test_trace_has_queue_prefill_and_decode() -> None:
     queue, prefill, decode = phases
     assert whole.start_ns <= queue.start_ns <= queue.end_ns <= prefill.start_ns
     assert prefill.end_ns <= decode.start_ns <= decode.end_ns <= whole.end_ns
-    assert whole.event_names == ["given", "first_token"]
+    assert whole.event_names == ["assigned", "first_token"]
     (step,) = children(spans, prefill)
     assert step.attributes["splitserve.request.num_tokens"] == len(PROMPT)
     assert step.attributes["splitserve.executor"] == prefill.attributes["splitserve.executor"]
@@ -182,7 +182,7 @@ async def test_trace_has_recovery_when_its_executor_is_lost() -> None:
     phases = children(spans, whole)
     assert [span.name for span in phases] == ["queue", "prefill", "decode", "recovery", "decode"]
     assert [span.is_error for span in phases] == [False, False, True, False, False]
-    assert whole.event_names == ["given", "first_token", "executor_lost", "given"]
+    assert whole.event_names == ["assigned", "first_token", "executor_lost", "assigned"]
     recovery = phases[3]
     assert recovery.event_names == ["began"]
     (step,) = children(spans, recovery)

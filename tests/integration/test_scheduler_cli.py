@@ -206,4 +206,4 @@ def test_scheduler_warns_when_executors_are_not_known(
     # Told to stop at once, by its standard input.
     done = run_process("scheduler_service", "--exit-on-stdin-eof", *addresses, *given)
     assert done.returncode == 0, done.stderr
-    assert ("executors_not_known" in done.stderr) == is_said
+    assert ("executors_unauthenticated" in done.stderr) == is_said

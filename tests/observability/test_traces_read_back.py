@@ -162,11 +162,11 @@ def check_life(generate: StoredSpan, spans: Sequence[StoredSpan], executors: set
     assert errors == [None] * 5 + ["the executor was lost"] + [None] * 2
     assert generate.error is None
     assert generate.event_names == [
-        "given",
+        "assigned",
         "first_token",
         "preempted",
         "executor_lost",
-        "given",
+        "assigned",
     ]
     assert all(before.end_ns <= after.start_ns for before, after in pairwise(phases))
     steps = [span for span in spans if span.name == "step"]

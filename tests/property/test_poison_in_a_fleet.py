@@ -50,10 +50,10 @@ class MortalFleet(PureFleet):
     def run(self) -> None:
         for _ in range(_MAX_EVENTS):
             self.settle()
-            if not self.scheduler.places:
+            if not self.scheduler.locations:
                 return
             self._go_on([address for address, held in self.held.items() if held])
-        raise AssertionError(f"run for ever: {sorted(self.scheduler.places)}")
+        raise AssertionError(f"run for ever: {sorted(self.scheduler.locations)}")
 
     def _go_on(self, busy: list[str]) -> None:
         is_join_due = bool(self._joins_at_ns) and self._joins_at_ns[0] <= self.now_ns

@@ -154,7 +154,7 @@ class PureHistory:
         return self.fleet.pass_time(self.random.choice([0.001, 0.05, 1.5]))
 
     def _abort(self) -> list[effects.Effect]:
-        unfinished = list(self.fleet.scheduler.places)
+        unfinished = list(self.fleet.scheduler.locations)
         return self.fleet.abort(self.random.choice(unfinished)) if unfinished else []
 
     def _join(self) -> list[effects.Effect]:

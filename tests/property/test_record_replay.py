@@ -73,7 +73,7 @@ def test_replay_is_identical_when_anything_happens(
         reports = [replay(file) for file in files]
         assert [report.difference for report in reports] == [None] * len(reports)
         # What was recorded went well: all requests have ended.
-        assert not run.scheduler.places
+        assert not run.scheduler.locations
 
 
 @several
@@ -145,4 +145,4 @@ def test_all_requests_end_when_they_wait_for_each_other(
     run = RandomRun(NoJournal(), run_config(**options), seed, **fleet)
     run.run(num_turns)
 
-    assert not run.scheduler.places
+    assert not run.scheduler.locations

@@ -96,5 +96,5 @@ def test_scheduler_goes_on_identically_when_it_was_restored(
 
     run.run(num_turns)
 
-    assert not run.scheduler.places
+    assert not run.scheduler.locations
     assert twin.num_restored > 0

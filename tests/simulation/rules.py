@@ -124,7 +124,10 @@ def _life_problems(life: Life) -> Iterator[str]:
         yield f"its parts are {spent_ns} ns of {events[-1].at_ns - received.at_ns}"
     if kinds.count(LifeKind.FIRST_TOKEN) > 1:
         yield "it has several first tokens"
-    for kind, needed in ((LifeKind.BEGAN, LifeKind.GIVEN), (LifeKind.FIRST_TOKEN, LifeKind.BEGAN)):
+    for kind, needed in (
+        (LifeKind.BEGAN, LifeKind.ASSIGNED),
+        (LifeKind.FIRST_TOKEN, LifeKind.BEGAN),
+    ):
         if kind in kinds and needed not in kinds[: kinds.index(kind)]:
             yield f"{kind} comes before {needed}"
 

@@ -214,15 +214,15 @@ class PureFleet:
         for _ in range(_MAX_ROUNDS):
             self.settle()
             busy = [address for address, held in self.held.items() if held]
-            if not self.scheduler.places and not busy:
+            if not self.scheduler.locations and not busy:
                 return
             for address in busy:
                 if self.held.get(address):
                     self.answer(self.machines[address])
             if not busy:
-                assert self.wakes_at_ns is not None, f"hang: {sorted(self.scheduler.places)}"
+                assert self.wakes_at_ns is not None, f"hang: {sorted(self.scheduler.locations)}"
                 self.now_ns = max(self.now_ns, self.wakes_at_ns)
-        raise AssertionError(f"run for ever: {sorted(self.scheduler.places)}")
+        raise AssertionError(f"run for ever: {sorted(self.scheduler.locations)}")
 
     # -- effects -------------------------------------------------------------------------------
 
@@ -276,7 +276,7 @@ class PureFleet:
         )
         assert max(held_by.values(), default=1) == 1, "a request is at two executors"
         num_waiting = 0
-        for request_id, place in scheduler.places.items():
+        for request_id, place in scheduler.locations.items():
             assert request_id not in self.finished
             if place.executor is None:
                 num_waiting += 1

@@ -147,7 +147,7 @@ def test_times_have_few_digits() -> None:
 def test_given_explains_the_choice_of_executor() -> None:
     given = event(
         1,
-        "given",
+        "assigned",
         "e1",
         "most_cached",
         num_cached=32,
@@ -161,14 +161,14 @@ def test_given_explains_the_choice_of_executor() -> None:
         " 12 prompt tokens ahead of it there; 1 sequence running there;"
         " estimated time to first token: 2 ms, elsewhere 5.5 ms with 0 cached"
     )
-    assert details_of(event(1, "given", "e1")) == "e1"
-    assert details_of(event(1, "given", "e1", "{moonlight}")) == "{moonlight}; e1"
+    assert details_of(event(1, "assigned", "e1")) == "e1"
+    assert details_of(event(1, "assigned", "e1", "{moonlight}")) == "{moonlight}; e1"
     assert because("{moonlight}", "e0") == "{moonlight}"
 
 
 def test_every_reason_of_the_scheduler_has_its_words() -> None:
     for why in AssignedFor:
-        assert why.value not in details_of(event(0, "given", "e0", why.value))
+        assert why.value not in details_of(event(0, "assigned", "e0", why.value))
     for reason in (*AdmissionBlocker, *routing.RoutingBlocker, *MoveReason, *AcquittalReason):
         assert because(reason.value, "e0") != reason.value
 

@@ -56,7 +56,7 @@ async def test_long_parameters_are_encoded_before_the_first_step() -> None:
     for number in (1, 2):
         await fleet.join(Machine(f"executor:{number}"))
     fleet.submit(1, logit_bias=dict.fromkeys(range(VOCAB_SIZE), 1.0))
-    place = fleet.cluster.scheduler.places["r1"]
+    place = fleet.cluster.scheduler.locations["r1"]
     assert place.request.params_set.encoded is not None
     assert not fleet.cluster.scheduler.is_computing
     await fleet.cluster.drain(0)

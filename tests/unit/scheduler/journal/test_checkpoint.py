@@ -181,7 +181,7 @@ def test_dump_refuses_scheduler_when_it_has_what_cannot_be_restored(part: object
         load_state(dump_state(scheduler), Scheduler)
 
 
-@pytest.mark.parametrize("name", ["__reduce__", "__class__", "places", "nothing"])
+@pytest.mark.parametrize("name", ["__reduce__", "__class__", "locations", "nothing"])
 def test_method_is_refused_when_no_pure_class_defines_it(name: str) -> None:
     scheduler = Scheduler(FleetConfig())
 
@@ -222,7 +222,7 @@ def test_replay_refuses_a_checkpoint_of_another_build(
     path = tmp_path / "older.journal"
     scheduler = Scheduler(FleetConfig())
     # What a build that had one attribute less wrote.
-    del scheduler.places
+    del scheduler.locations
     write_checkpoint(path, dump_state(scheduler), "0123456789abcdef")
 
     assert main([str(path)]) == 2

@@ -238,7 +238,7 @@ def test_recording_ends_and_serving_goes_on_when_the_disk_is_full(
     recorded.run()
 
     assert not journal.is_recording
-    assert not recorded.scheduler.places
+    assert not recorded.scheduler.locations
     assert [r.message.split()[0] for r in caplog.records if r.levelno >= logging.ERROR] == [
         "journal_stopped"
     ]
@@ -290,7 +290,7 @@ def test_recording_ends_when_an_event_cannot_be_encoded(
 
     recorded.handle(events.RequestSubmitted(spoiled))
 
-    assert list(recorded.scheduler.places) == ["r1"]
+    assert list(recorded.scheduler.locations) == ["r1"]
     assert not journal.is_recording
     assert [r.message.split()[0] for r in caplog.records] == ["journal_stopped"]
 

@@ -133,7 +133,7 @@ def test_executor_is_removed_when_any_call_of_its_engine_raises(
     assert [failed.call for failed in fleet.effects_of(EngineFailed)] == [name]
     assert fleet.scheduler.executors == {}
     finish_elsewhere(fleet)
-    assert fleet.scheduler.places == {}
+    assert fleet.scheduler.locations == {}
 
 
 def test_tokens_are_delivered_when_the_next_plan_fails(
@@ -272,7 +272,7 @@ def test_requests_end_with_an_error_when_the_evacuation_fails_too(
 
     assert [failed.call for failed in fleet.effects_of(EngineFailed)] == ["plan_step", "evacuate"]
     assert fleet.finished["r1"].error == (FAULT_REASON, FAULT_MESSAGE)
-    assert fleet.scheduler.places == {}
+    assert fleet.scheduler.locations == {}
 
 
 def test_executor_is_lost_when_a_result_breaks_the_contract() -> None:

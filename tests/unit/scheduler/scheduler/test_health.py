@@ -248,8 +248,8 @@ async def test_life_says_where_a_request_failed_and_was_retried() -> None:
     lives = [[(e.kind, e.reason) for e in life.events] for life in recorders[0].ended]
     moved = (LifeKind.TAKEN_BACK, MoveReason.FAILED_THERE.value)
     life = next(life for life in lives if moved in life)
-    given = next(each for each in life[life.index(moved) :] if each[0] is LifeKind.GIVEN)
-    assert given == (LifeKind.GIVEN, AssignedFor.RETRIED.value)
+    given = next(each for each in life[life.index(moved) :] if each[0] is LifeKind.ASSIGNED)
+    assert given == (LifeKind.ASSIGNED, AssignedFor.RETRIED.value)
     assert life[-1] == (LifeKind.ENDED, "length")
     await fleet.cluster.drain(0)
 

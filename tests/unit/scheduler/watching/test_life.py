@@ -53,7 +53,7 @@ async def test_life_has_events_and_times_of_a_request() -> None:
     await told.fleet.finish(machine)
 
     life = told.life(1)
-    assert told.kinds(1) == ["received", "given", "began", "first_token", "ended"]
+    assert told.kinds(1) == ["received", "assigned", "began", "first_token", "ended"]
     assert [event.at_ns for event in life.events] == [0, 0, 0, 2 * NS_PER_S, 2 * NS_PER_S]
     assert told.event(1, LifeKind.RECEIVED).numbers == {"num_waiting": 0, "num_prompt_tokens": 1}
     assert told.event(1, LifeKind.BEGAN).numbers == {"num_tokens": 1, "num_cached": 0}
@@ -86,7 +86,7 @@ async def test_life_says_why_a_request_waits() -> None:
 
     parts = told.life(5).parts(told.fleet.now_ns)
     assert parts[PhaseSpan(RequestPhase.QUEUED, "behind_others")] == 3 * NS_PER_S
-    assert told.kinds(1)[:4] == ["received", "given", "began", "executor_lost"]
+    assert told.kinds(1)[:4] == ["received", "assigned", "began", "executor_lost"]
     assert "no_executor" in [event.reason for event in told.life(1).events]
     assert told.life(1).parts(0)[PhaseSpan(RequestPhase.RECOVERING, "no_executor")] == 3 * NS_PER_S
     assert {event.reason for event in told.life(5).events if event.kind is LifeKind.WAITS} >= {
@@ -111,12 +111,12 @@ async def test_life_tells_of_a_lost_executor() -> None:
 
     assert told.kinds(1) == [
         "received",
-        "given",
+        "assigned",
         "began",
         "first_token",
         "executor_lost",
         "waits",
-        "given",
+        "assigned",
         "began",
         "resumed",
     ]
@@ -222,7 +222,7 @@ async def test_listener_is_told_until_it_ends() -> None:
 def test_events_in_the_middle_are_left_out() -> None:
     life = Life("k", "r", "", 0)
     for number in range(100):
-        life.add(number, LifeKind.GIVEN)
+        life.add(number, LifeKind.ASSIGNED)
 
     assert len(life.events) == 64
     assert life.num_left_out == 36
@@ -280,8 +280,8 @@ async def test_life_tells_that_a_suspect_is_tried_alone() -> None:
         quarantined = told.event(handle, LifeKind.QUARANTINED)
         assert (quarantined.at_ns, quarantined.numbers) == (0, {"num_trials": 2})
         kinds = told.kinds(handle)
-        assert kinds[:4] == ["received", "given", "began", "executor_lost"]
-        again = [e for e in told.life(handle).events if e.kind is LifeKind.GIVEN][1]
+        assert kinds[:4] == ["received", "assigned", "began", "executor_lost"]
+        again = [e for e in told.life(handle).events if e.kind is LifeKind.ASSIGNED][1]
         assert (again.executor, again.reason) == ("executor:2", "tried_alone")
         waited = told.life(handle).parts(told.fleet.now_ns)
         assert waited[PhaseSpan(RequestPhase.RECOVERING, "quarantined", "executor:1")] == NS_PER_S
@@ -293,7 +293,7 @@ async def test_life_tells_that_a_suspect_is_tried_alone() -> None:
     # The other one is tried no more, as the losses are explained.
     acquitted = told.event(2, LifeKind.ACQUITTED)
     assert (acquitted.at_ns, acquitted.reason) == (NS_PER_S, "another_failed")
-    given = [e for e in told.life(2).events if e.kind is LifeKind.GIVEN][-1]
+    given = [e for e in told.life(2).events if e.kind is LifeKind.ASSIGNED][-1]
     assert (given.executor, given.reason) == ("executor:3", "only_one")
     await told.close()
 
@@ -324,7 +324,7 @@ async def test_life_says_why_it_was_given_to_an_executor() -> None:
     told.submit_long(1, 12, 4)
     await turns()
 
-    given = told.event(1, LifeKind.GIVEN)
+    given = told.event(1, LifeKind.ASSIGNED)
     assert (given.executor, given.reason) == ("executor:1", "most_cached")
     assert given.numbers["num_cached"] == 8
     assert given.numbers["cost_us"] < given.numbers["cost_elsewhere_us"]
