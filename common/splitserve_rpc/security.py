@@ -53,7 +53,10 @@ class Security:
             identity = ClusterIdentity(Tls(_files(cert, key, ca), name), token)
             return cls(identity, Tls(_files(cert, key, client_ca)))
         except FilesUnusable as error:
-            raise SecurityUnusable(str(error)) from error
+            paths = {"tls-cert": cert, "tls-key": key, "tls-ca": ca, "tls-client-ca": client_ca}
+            problem = str(error)
+            named = (f"--{name} " for name, path in paths.items() if problem.startswith(f"{path}:"))
+            raise SecurityUnusable(f"{next(named, '')}{problem}") from error
 
     @property
     def shown(self) -> tuple[TlsFiles, ...]:

@@ -99,7 +99,7 @@ def test_token_is_refused_by_name(tmp_path: Path, content: str | None, problem: 
         (["--tls-key=a"], "--tls-key is given without --tls-cert"),
         (["--tls-ca=a"], "--tls-ca is given without --tls-cert and --tls-key"),
         (["--tls-client-ca=a"], "--tls-client-ca is given without --tls-cert and --tls-key"),
-        (["--tls-cert=/no/a", "--tls-key=/no/b"], "/no/a: No such file or directory"),
+        (["--tls-cert=/no/a", "--tls-key=/no/b"], "--tls-cert /no/a: No such file or directory"),
     ],
 )
 def test_files_that_do_not_make_sense_together_are_refused(flags: list[str], problem: str) -> None:
