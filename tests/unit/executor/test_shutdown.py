@@ -21,6 +21,7 @@ from splitserve_options import options
 from splitserve_rpc import Ask
 from tests.support.fakes.fake_runner import FakeRunner
 from tests.support.grammars.sampled_texts import byte_level_texts
+from tests.support.processes.patience import PATIENCE_S
 from tests.support.steps.batches import NewRow, Sender, WorkRow, tokens_of
 from tests.support.steps.step_driver import make_executor_info
 
@@ -63,6 +64,9 @@ async def test_nothing_compiles_grammars_when_the_executor_has_stopped(
 
     monkeypatch.setattr(executor_main, "stop_event", lambda *_: stop)
     await serve(monkeypatch, Registry, "--drain-timeout-s=60")
+    # A thread that was compiling ends soon after.
+    for thread in compiling() - before:
+        thread.join(PATIENCE_S)
     assert compiling() == before
 
 

@@ -120,6 +120,7 @@ def run(source: str) -> str:
 
 @pytest.mark.parametrize("name", sorted(GREEDY.keys() - set(HARMLESS)))
 def test_a_template_is_refused_when_it_asks_for_too_much(name: str) -> None:
+    traced_by = sys.gettrace()
     tracemalloc.start()
     try:
         with pytest.raises(ChatTemplateFailed):
@@ -129,7 +130,7 @@ def test_a_template_is_refused_when_it_asks_for_too_much(name: str) -> None:
         tracemalloc.stop()
 
     assert peak_bytes < MAX_BYTES
-    assert sys.gettrace() is None
+    assert sys.gettrace() is traced_by
 
 
 @pytest.mark.parametrize("name", HARMLESS)
