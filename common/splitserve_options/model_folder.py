@@ -17,11 +17,15 @@ WEIGHT_FILES = (
 )
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _SERVED = (
-    "a directory with config.json and model.safetensors (or its index) of a decoder-only model,"
-    " as transformers saves it"
+    "a GGUF file, or a directory with config.json and model.safetensors (or its index) of a"
+    " decoder-only model, as transformers saves it"
 )
+_GGUF = ".gguf"
+# Number of a file of a set: `model-00001-of-00003.gguf`.
+_PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
+# Image encoders that llama.cpp keeps in a file of their own; text needs none.
+_PROJECTOR = "mmproj"
 _OTHER_FORMATS = {
-    ".gguf": "GGUF weights",
     ".ggml": "GGML weights",
     ".onnx": "an ONNX export",
     ".engine": "a TensorRT engine",
@@ -47,13 +51,16 @@ class NoCheckpoint(Exception):
 
 
 def find_checkpoint(model: str) -> Path | None:
-    """Returns the checkpoint directory, or None for an id of the Hugging Face hub.
+    """Returns the checkpoint: a directory, a GGUF file, or None for an id of the Hugging Face hub.
 
     Raises NoCheckpoint for any other text, and for a directory without the files of a checkpoint.
     """
     path = Path(model).expanduser()
     if path.is_dir():
         check_folder(path)
+        has_config = (path / "config.json").is_file()
+        return path if has_config and _has_weights(path) else _gguf_models(path)[0]
+    if path.suffix == _GGUF and path.is_file():
         return path
     if path.exists():
         raise NoCheckpoint(f"{model}: {_not_served(_OTHER_FORMATS.get(path.suffix, _FILE))}")
@@ -114,6 +121,10 @@ def _other_format(directory: Path, names: set[str]) -> str | None:
         return _not_served("weights in their publisher's format (params.json, consolidated.*)")
     if (directory / "onnx").is_dir():
         return _not_served("an ONNX export (onnx)")
+    models = _gguf_models(directory)
+    if len(models) > 1:
+        shown = _some({path.name for path in models})
+        return f"{len(models)} GGUF models ({shown}); allowed: the name of one of the files"
     for name in sorted(names):
         kind = _OTHER_FORMATS.get(Path(name).suffix)
         if kind is not None:
@@ -124,7 +135,7 @@ def _other_format(directory: Path, names: set[str]) -> str | None:
 def _incomplete(directory: Path, names: set[str]) -> str | None:
     """Returns the missing parts of a checkpoint of `transformers`; None if it is complete."""
     has_config, has_weights = "config.json" in names, _has_weights(directory)
-    if has_config and has_weights:
+    if (has_config and has_weights) or _gguf_models(directory):
         return None
     missing = "config.json is missing" if not has_config else "no weights"
     if not names:
@@ -141,6 +152,13 @@ def _incomplete(directory: Path, names: set[str]) -> str | None:
 
 def _has_weights(directory: Path) -> bool:
     return any((directory / name).is_file() for kind in WEIGHT_FILES for name in kind)
+
+
+def _gguf_models(directory: Path) -> list[Path]:
+    """Returns the GGUF models in a directory; of a set of files, the first."""
+    found = (path for path in sorted(directory.glob(f"*{_GGUF}")) if path.is_file())
+    parts = ((path, _PART.search(path.name)) for path in found if _PROJECTOR not in path.name)
+    return [path for path, part in parts if part is None or part[1] == "00001"]
 
 
 def _checkpoint_within(directory: Path) -> Path | None:

@@ -6,7 +6,6 @@ All problems with files are found here, where one clear line can report them.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,14 @@ from typing import Any
 
 from executor_service.checkpoint.model_kind import check_declared_kind
 from executor_service.errors import ModelUnreadable, ModelUnsupported, one_line
+from executor_service.quantization import (
+    GgufFile,
+    WeightFormat,
+    declared_format,
+    gguf_config,
+    gguf_header_bytes,
+    read_gguf,
+)
 from splitserve_common import parse_json
 from splitserve_options import (
     WEIGHT_FILES,
@@ -34,6 +41,8 @@ _TOKENIZER_FILES = (
 # Further chat templates, with their names as file names.
 _TEMPLATES = "additional_chat_templates/*.jinja"
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
+# Ends the name of a file of a set: `model-00001-of-00003`.
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
 _HUB_PATTERNS = (*_SMALL_FILES, "*.safetensors")
 
 # Files up to this size are hashed whole; of larger ones, evenly spread samples.
@@ -47,12 +56,22 @@ _MAX_HEADER_BYTES = 100 * 2**20
 class Checkpoint:
     """A directory with a configuration and complete weight files.
 
-    `config`: the unchanged contents of config.json.
+    `config`: the unchanged contents of config.json. `weight_format`: of its quantised layers; None
+    for a plain checkpoint. `gguf`: the model of a GGUF file, for which `config` was made.
     """
 
     directory: Path
     weight_files: tuple[Path, ...]
     config: Mapping[str, Any]
+    weight_format: WeightFormat | None = None
+    gguf: GgufFile | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the model where none is given."""
+        if self.gguf is None:
+            return self.directory.resolve().name
+        return _PART.sub("", self.weight_files[0].stem)
 
     @property
     def architectures(self) -> list[str]:
@@ -73,13 +92,14 @@ class Checkpoint:
         """Returns a lower-case hex SHA-256 that distinguishes checkpoints.
 
         It covers `config.json` in full, and of each weight file its name, its size and its content:
-        files up to 16 MiB whole, larger ones as their safetensors header and 64 samples of 64 KiB,
+        files up to 16 MiB whole, larger ones as their header and 64 samples of 64 KiB,
         the last bytes included. So it notices another model, dtype, shape or training run, but not
         single bytes changed between two samples. Reading terabytes at each start would cost
         minutes.
         """
         sha256 = hashlib.sha256()
-        for path in (self.directory / "config.json", *self.weight_files):
+        config = () if self.gguf is not None else (self.directory / "config.json",)
+        for path in (*config, *self.weight_files):
             size = path.stat().st_size
             sha256.update(f"{path.name}\0{size}\0".encode())
             with path.open("rb") as file:
@@ -99,9 +119,11 @@ def check_directory(model: str) -> None:
         directory = find_checkpoint(model)
     except NoCheckpoint as error:
         raise ModelUnreadable(str(error)) from error
-    if directory is not None:
-        check_declared(directory, _read_json(directory / "config.json"))
-        _check_files(directory)
+    if directory is not None and directory.suffix == ".gguf":
+        gguf_config(read_gguf(directory))
+    elif directory is not None:
+        weight_format = declared_format(directory, _read_json(directory / "config.json"))
+        _check_files(directory, is_quantised=weight_format is not None)
 
 
 def resolve_checkpoint(model: str) -> Checkpoint:
@@ -112,11 +134,16 @@ def resolve_checkpoint(model: str) -> Checkpoint:
     """
     try:
         directory = find_checkpoint(model) or _download(model)
+        if directory.suffix == ".gguf":
+            gguf = read_gguf(directory)
+            return Checkpoint(directory.parent, gguf.paths, gguf_config(gguf), gguf=gguf)
         check_folder(directory)
     except NoCheckpoint as error:
         raise ModelUnreadable(str(error)) from error
     config = _read_config(directory)
-    return Checkpoint(directory, _check_files(directory), config)
+    weight_format = declared_format(directory, config)
+    files = _check_files(directory, is_quantised=weight_format is not None)
+    return Checkpoint(directory, files, config, weight_format)
 
 
 def _download(model: str) -> Path:
@@ -146,12 +173,12 @@ def _snapshot(model: str, patterns: tuple[str, ...]) -> Path:
 def _read_config(directory: Path) -> dict[str, Any]:
     """Returns the contents of config.json. Raises ModelUnsupported if they rule out serving."""
     config = _read_json(directory / "config.json")
-    check_declared(directory, config)
+    declared_format(directory, config)
     check_declared_kind(directory, config)
     return config
 
 
-def _check_files(directory: Path) -> tuple[Path, ...]:
+def _check_files(directory: Path, *, is_quantised: bool) -> tuple[Path, ...]:
     """Returns the weight files of `directory`, sorted, after checking that each is complete."""
     for single, index in WEIGHT_FILES:
         if (directory / single).is_file():
@@ -162,7 +189,7 @@ def _check_files(directory: Path) -> tuple[Path, ...]:
             continue
         for path in files:
             if path.suffix == ".safetensors":
-                _check_safetensors(path)
+                _check_safetensors(path, is_quantised=is_quantised)
         return files
     raise ModelUnreadable(f"{directory}: no weights (the path of that name is not a file)")
 
@@ -186,10 +213,11 @@ def _shards(index_path: Path) -> tuple[Path, ...]:
     return paths
 
 
-def _check_safetensors(path: Path) -> None:
+def _check_safetensors(path: Path, *, is_quantised: bool) -> None:
     """Compares the file with its header.
 
-    Raises ModelUnreadable if it is corrupt or truncated, ModelUnsupported if it is quantised.
+    Raises ModelUnreadable if it is corrupt or truncated, ModelUnsupported if it is quantised and
+    the checkpoint does not declare that.
     """
     size = path.stat().st_size
     header_bytes = _header_bytes(path)
@@ -199,7 +227,8 @@ def _check_safetensors(path: Path) -> None:
             header = parse_json(file.read(header_bytes))
         header.pop("__metadata__", None)
         data_bytes = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
-        check_dtypes(path, header)
+        if not is_quantised:
+            check_dtypes(path, header)
     except (ValueError, AttributeError, KeyError, IndexError, TypeError) as error:
         raise ModelUnreadable(f"{path}: the safetensors header is corrupt") from error
     expected = 8 + header_bytes + data_bytes
@@ -227,6 +256,8 @@ def _sampled_ranges(path: Path, size: int) -> Iterator[tuple[int, int]]:
         return
     if path.suffix == ".safetensors":
         yield 0, 8 + _header_bytes(path)
+    elif path.suffix == ".gguf":
+        yield 0, gguf_header_bytes(path)
     for sample in range(_NUM_SAMPLES):
         yield sample * (size - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1), _SAMPLE_BYTES
 
@@ -241,53 +272,19 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-# -- Detection of quantised checkpoints ------------------------------------------------------------
+# -- Detection of quantised tensors ----------------------------------------------------------------
 #
-# They are found by their declarations and by their tensors. Read as plain numbers, quantised
-# weights would be another model; so every checkpoint that declares quantisation is refused, known
-# method or not. A declaration about stored keys and values alone does not count.
+# Read as plain numbers, quantised weights would be another model; so a checkpoint with tensors of
+# such dtypes has to declare its format (`declared_format`).
 
-# Configuration keys that declare quantisation. MLX writes "quantization".
-_CONFIG_KEYS = ("quantization_config", "quantization", "compression_config")
-# Files beside config.json that declare quantisation.
-_METHOD_OF_FILE = {
-    "quantize_config.json": "gptq",
-    "quant_config.json": "awq",
-    "hf_quant_config.json": "modelopt",
-}
-_METHOD_KEYS = ("quant_method", "quant_algo", "quant_type", "format")
-_NUM_BITS_KEYS = ("bits", "w_bit", "nbits")
 _PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 # Masks and tables of positions have these dtypes, too, so a matrix is recognised by its name.
 _INTEGER_DTYPES = frozenset({"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"})
 _MATRIX = re.compile(r"(weight|packed|proj|blocks|scales|zeros)$")
-_KV_SCHEME = {
-    "num_bits": 8,
-    "type": "float",
-    "strategy": "tensor",
-    "dynamic": False,
-    "symmetric": True,
-}
-_SERVED = (
-    "not served; supported: an unquantised checkpoint of the model (float32, bfloat16 or float16);"
-    " on a CPU, --quantization int8 quantises its matrices"
-)
-
-
-def check_declared(directory: Path, config: Mapping[str, Any]) -> None:
-    """Raises ModelUnsupported if `config`, or a file beside it, declares quantised weights.
-
-    `config`: contents of config.json in `directory`.
-    """
-    for key, declared in _declarations(config):
-        raise ModelUnsupported(f"{directory}: quantised: {_describe(key, declared)}, {_SERVED}")
-    for name, method in _METHOD_OF_FILE.items():
-        if (directory / name).is_file():
-            raise ModelUnsupported(f"{directory}: quantised: {method} ({name}), {_SERVED}")
 
 
 def check_dtypes(path: Path, tensors: Mapping[str, Any]) -> None:
-    """Raises ModelUnsupported if a file holds quantised weights, declared or not.
+    """Raises ModelUnsupported if a file of a plain checkpoint holds quantised weights.
 
     `tensors`: the header of the safetensors file `path`.
     """
@@ -297,45 +294,6 @@ def check_dtypes(path: Path, tensors: Mapping[str, Any]) -> None:
         if dtype in _PLAIN_DTYPES or (dtype in _INTEGER_DTYPES and not is_matrix):
             continue
         raise ModelUnsupported(
-            f"{path}: quantised, but config.json does not say how: {name} is {dtype}, {_SERVED}"
+            f"{path}: quantised, but config.json does not say how: {name} is {dtype}, not"
+            " served; supported: this checkpoint with its quantization_config"
         )
-
-
-def _declarations(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the declarations of the model, then those of its parts, such as its text part."""
-    parts = [part for part in config.values() if isinstance(part, dict)]
-    for part in (config, *parts):
-        for key in _CONFIG_KEYS:
-            # Even an empty declaration means quantisation.
-            if part.get(key) is not None and not _is_of_kv_alone(part[key]):
-                yield key, part[key]
-
-
-def _is_of_kv_alone(declared: object) -> bool:
-    """Returns whether compressed-tensors declares only 8-bit keys and values.
-
-    There must be one calibrated scale for each layer, which `read_kv_scales` reads.
-    """
-    if not isinstance(declared, dict) or declared.get("quant_method") != "compressed-tensors":
-        return False
-    scheme = declared.get("kv_cache_scheme")
-    if not isinstance(scheme, dict) or declared.get("config_groups"):
-        return False
-    return not declared.get("sparsity_config") and all(
-        scheme.get(name) == value for name, value in _KV_SCHEME.items()
-    )
-
-
-def _describe(key: str, declared: object) -> str:
-    """Returns the method and its bits, as far as they are declared."""
-    if not isinstance(declared, dict):
-        return f"{key} {json.dumps(declared)[:40]}"
-    method = next((declared[k] for k in _METHOD_KEYS if isinstance(declared.get(k), str)), None)
-    bits = next((declared[k] for k in _NUM_BITS_KEYS if isinstance(declared.get(k), int)), None)
-    for num_bits in (4, 8):
-        if declared.get(f"load_in_{num_bits}bit"):
-            method, bits = method or "bitsandbytes", num_bits
-    described = method or "unnamed method"
-    if bits is not None:
-        described += f" with {bits} bits"
-    return f"{described} ({key})"

@@ -20,8 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from executor_service.checkpoint.folder import Checkpoint, resolve_checkpoint
-from executor_service.checkpoint.generation_config import read_eos_token_ids, read_generation_config
-from executor_service.checkpoint.model_kind import check_kind, is_causal, text_part, wrapper_class
+from executor_service.checkpoint.generation_config import (
+    GenerationConfig,
+    read_eos_token_ids,
+    read_generation_config,
+)
+from executor_service.checkpoint.model_kind import (
+    causal_classes,
+    check_kind,
+    is_causal,
+    text_part,
+    wrapper_class,
+)
 from executor_service.checkpoint.tokenizer_files import read_tokenizer, with_tokenizer_eos
 from executor_service.device import (
     available_host_bytes,
@@ -44,6 +54,7 @@ from executor_service.model import (
     show_progress,
     weights_bytes,
 )
+from executor_service.quantization import LazyTensor, gguf_weights, lazy_weights
 from executor_service.trials import try_model
 from splitserve_kernels.paged_batch import KVScales
 
@@ -97,14 +108,16 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     if kv_dtype.itemsize == 1:
         kv_scales = read_kv_scales(checkpoint.weight_files, model, profile.modules)
     vocab_size = _vocab_size(model, text_config)
-    generation_config = read_generation_config(checkpoint.directory, vocab_size)
+    generation_config = GenerationConfig()
+    if checkpoint.gguf is None:
+        generation_config = read_generation_config(checkpoint.directory, vocab_size)
     eos_token_ids = generation_config.eos_token_ids
     if eos_token_ids is None:
         eos_token_ids = _eos_token_ids(config, text_config, vocab_size)
     eos_token_ids = with_tokenizer_eos(eos_token_ids, tokenizer, vocab_size)
     return LoadedModel(
         model=model,
-        name=model_config.name or checkpoint.directory.resolve().name,
+        name=model_config.name or checkpoint.name,
         architecture=type(model).__name__,
         digest=checkpoint.digest(),
         dtype=model.dtype,
@@ -148,8 +161,11 @@ def _silence_transformers() -> None:
 
 
 def _read_config(checkpoint: Checkpoint) -> Any:  # noqa: ANN401
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
+    if checkpoint.gguf is not None:
+        made: Any = CONFIG_MAPPING[checkpoint.config["model_type"]]
+        return made.from_dict(dict(checkpoint.config))
     try:
         config = AutoConfig.from_pretrained(
             checkpoint.directory, local_files_only=True, trust_remote_code=False
@@ -159,7 +175,7 @@ def _read_config(checkpoint: Checkpoint) -> Any:  # noqa: ANN401
         message = f"{checkpoint.directory}/config.json: {one_line(error)}"
         raise ModelUnsupported(message) from error
     if getattr(config, "quantization_config", None) is not None:
-        # It concerns keys and values alone, else it would have been refused. We apply it ourselves.
+        # We apply it ourselves.
         del config.quantization_config
     return config
 
@@ -174,9 +190,8 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
     auto_class, is_wrapper = _auto_class(config, checkpoint.architectures)
     is_auto = model_config.dtype == "auto"
     try:
-        model, info = _from_pretrained(
-            auto_class, checkpoint, config, "auto" if is_auto else _DTYPES[model_config.dtype]
-        )
+        dtype = "auto" if is_auto else _DTYPES[model_config.dtype]
+        model, info = _from_pretrained(auto_class, checkpoint, config, dtype)
         if is_auto and model.dtype == torch.float16 and model_config.device == "cpu":
             dtype = _instead_of_float16(model)
             del model
@@ -211,9 +226,17 @@ def _from_pretrained(
     from transformers import GenerationConfig
 
     make_generation_config: Any = GenerationConfig
+    directory: Path | None = checkpoint.directory
+    weights: dict[str, LazyTensor] | None = None
+    if checkpoint.weight_format is not None or checkpoint.gguf is not None:
+        if not isinstance(dtype, torch.dtype):
+            dtype = _declared_dtype(config)
+        weights = _lazy_weights(checkpoint, dtype)
+        directory, auto_class = None, _model_class(auto_class, config, checkpoint.architectures)
     model, info = auto_class.from_pretrained(
-        checkpoint.directory,
+        directory,
         config=config,
+        state_dict=weights,
         dtype=dtype,
         # Reference of the trial: every model has eager attention, and it leaves nothing out (some
         # versions of transformers run soft-capped models through SDPA, without the cap).
@@ -279,6 +302,30 @@ def _auto_class(config: Any, architectures: Sequence[str]) -> tuple[Any, bool]: 
     if isinstance(model_class, type):
         check_model_class(model_class)
     return AutoModelForCausalLM, False
+
+
+def _declared_dtype(config: Any) -> torch.dtype:  # noqa: ANN401
+    dtype = config.get_text_config(decoder=True).dtype or config.dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
+
+
+def _lazy_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, LazyTensor]:
+    """Returns the weights of a quantised checkpoint, which are dequantised when they are read."""
+    if checkpoint.gguf is not None:
+        return gguf_weights(checkpoint.gguf, dtype)
+    assert checkpoint.weight_format is not None
+    return lazy_weights(checkpoint.weight_files, checkpoint.weight_format, dtype)
+
+
+def _model_class(auto_class: Any, config: Any, architectures: Sequence[str]) -> Any:  # noqa: ANN401
+    """Returns the class that `auto_class` would choose; only it loads tensors from memory."""
+    from transformers import AutoModelForCausalLM
+
+    if auto_class is not AutoModelForCausalLM:
+        return auto_class
+    classes = causal_classes(config)
+    named = [classes[name] for name in architectures if name in classes]
+    return next(iter((*named, *classes.values())))
 
 
 def _load_error(checkpoint: Checkpoint, error: Exception) -> ExecutorError:

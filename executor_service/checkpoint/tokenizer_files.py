@@ -18,7 +18,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from executor_service.checkpoint.folder import Checkpoint
+from executor_service.checkpoint.gguf_tokenizer import build_tokenizer
 from executor_service.errors import one_line
+from executor_service.quantization import GgufFile
 from executor_service.steps import TokenizerFile
 from splitserve_common import check_file_name, parse_json, printable
 
@@ -40,6 +42,7 @@ _SOURCES = (
     "vocab.txt",
     "*.tiktoken",
 )
+_GGUF_NAMES = {"pad": "padding", "unk": "unknown"}
 # Packages that transformers needs to read `*.model`, which holds either kind.
 _PACKAGES = ("sentencepiece", "tiktoken")
 
@@ -61,6 +64,8 @@ def read_tokenizer(checkpoint: Checkpoint, config: Any = None) -> ModelTokenizer
     `config`: of `transformers`; None to read it. Models are served without a tokenizer, too; the
     log says why.
     """
+    if checkpoint.gguf is not None:
+        return _of_gguf(checkpoint.gguf)
     directory = checkpoint.directory
     source = _source(directory)
     if source is None:
@@ -89,6 +94,31 @@ def read_tokenizer(checkpoint: Checkpoint, config: Any = None) -> ModelTokenizer
     vocabulary = converted.backend_tokenizer.get_vocab(with_added_tokens=False)
     is_own = eos_token is not None and (eos_token == declared or eos_token in vocabulary)
     return ModelTokenizer(files, converted.eos_token_id if is_own else None)
+
+
+def _of_gguf(gguf: GgufFile) -> ModelTokenizer:
+    """Returns the tokenizer and the chat template that a GGUF file has."""
+    try:
+        tokenizer = build_tokenizer(gguf.metadata)
+    except Exception as error:  # the bindings raise nothing narrower
+        _log.warning(
+            "tokenizer_unreadable source=%s reason=%r: prompts must be token ids",
+            gguf.paths[0].name,
+            one_line(error),
+        )
+        return ModelTokenizer()
+    files: dict[str, TokenizerFile] = {_TOKENIZER: tokenizer.to_str().encode()}
+    tokens = gguf.metadata["tokenizer.ggml.tokens"]
+    special = {
+        f"{name}_token": tokens[gguf.metadata[key]]
+        for name in ("bos", "eos", "pad", "unk")
+        if (key := f"tokenizer.ggml.{_GGUF_NAMES.get(name, name)}_token_id") in gguf.metadata
+    }
+    files[_SPECIAL_TOKENS] = json.dumps(special, ensure_ascii=False).encode()
+    template = gguf.metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        files[_TEMPLATE] = template.encode()
+    return ModelTokenizer(files)
 
 
 def with_tokenizer_eos(

@@ -1,0 +1,33 @@
+"""Quantised checkpoints: each format becomes `PackedWeight`s, without loss."""
+
+from executor_service.quantization.bitsandbytes import BitsAndBytes
+from executor_service.quantization.compressed_tensors import CompressedTensors
+from executor_service.quantization.declaration import declared_format
+from executor_service.quantization.float8 import Float8
+from executor_service.quantization.gguf_blocks import BLOCK_TYPES, pack_blocks
+from executor_service.quantization.gguf_file import GgufFile, gguf_header_bytes, read_gguf
+from executor_service.quantization.gguf_model import gguf_config, gguf_weights
+from executor_service.quantization.gptq import Awq, Gptq
+from executor_service.quantization.mxfp4 import Mxfp4
+from executor_service.quantization.tensor_files import LazyTensor, lazy_weights
+from executor_service.quantization.weight_format import WeightFormat
+
+__all__ = [
+    "BLOCK_TYPES",
+    "Awq",
+    "BitsAndBytes",
+    "CompressedTensors",
+    "Float8",
+    "GgufFile",
+    "Gptq",
+    "LazyTensor",
+    "Mxfp4",
+    "WeightFormat",
+    "declared_format",
+    "gguf_config",
+    "gguf_header_bytes",
+    "gguf_weights",
+    "lazy_weights",
+    "pack_blocks",
+    "read_gguf",
+]

@@ -1,0 +1,89 @@
+"""Tensors of a quantised checkpoint, read from its files when they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from executor_service.errors import ModelUnreadable
+from executor_service.quantization.weight_format import WeightFormat
+from splitserve_kernels.packed_weight import PackedExperts, PackedWeight
+
+
+@dataclass(frozen=True, slots=True)
+class LazyTensor:
+    """A tensor that is read, and dequantised, each time that it is indexed.
+
+    `transformers` loads such objects one at a time, as it loads slices of safetensors files.
+    """
+
+    read: Callable[[], Tensor]
+
+    def __getitem__(self, _: object) -> Tensor:
+        """Returns the whole tensor."""
+        return self.read()
+
+
+def lazy_weights(
+    files: Sequence[Path], weight_format: WeightFormat, dtype: torch.dtype
+) -> dict[str, LazyTensor]:
+    """Returns the tensors of a checkpoint by name, with one for each quantised layer.
+
+    `dtype`: in which the layers compute. Reading may raise the errors of `WeightFormat.pack`.
+    """
+    plain: dict[str, LazyTensor] = {}
+    layers: dict[str, dict[str, Callable[[], Tensor]]] = {}
+    for name, read in _readers(files).items():
+        found = weight_format.part_of(name)
+        if found is None:
+            plain[name] = LazyTensor(read)
+        else:
+            layers.setdefault(found[0], {})[found[1]] = read
+    for name, parts in layers.items():
+        if name in plain:
+            raise ModelUnreadable(f"{name} is in the checkpoint as plain and as quantised tensor")
+        plain[name] = _lazy_layer(name, parts, weight_format, dtype)
+    return plain
+
+
+def _lazy_layer(
+    name: str,
+    parts: Mapping[str, Callable[[], Tensor]],
+    weight_format: WeightFormat,
+    dtype: torch.dtype,
+) -> LazyTensor:
+    def read() -> Tensor:
+        packed = weight_format.pack(name, {part: get() for part, get in parts.items()}, dtype)
+        return packed.dequantized() if isinstance(packed, PackedWeight | PackedExperts) else packed
+
+    return LazyTensor(read)
+
+
+def _readers(files: Sequence[Path]) -> dict[str, Callable[[], Tensor]]:
+    """Returns a function for each tensor that reads it."""
+    from safetensors import safe_open
+
+    readers: dict[str, Callable[[], Tensor]] = {}
+    for path in files:
+        if path.suffix == ".safetensors":
+            opened: Any = safe_open(path, framework="pt")
+            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                readers[name] = _reader(opened, name)
+        else:
+            loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            for name, tensor in loaded.items():
+                readers[name] = LazyTensor(lambda tensor=tensor: tensor).read
+    return readers
+
+
+def _reader(opened: Any, name: str) -> Callable[[], Tensor]:  # noqa: ANN401
+    def read() -> Tensor:
+        tensor: Tensor = opened.get_tensor(name)
+        return tensor
+
+    return read

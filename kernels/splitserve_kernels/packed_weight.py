@@ -1,0 +1,175 @@
+"""Quantised weights of a linear layer, in one form for all checkpoint formats.
+
+    weight[n, k] = values[code[n, k]] * scale[n, g] - offset[n, g]
+
+with the group g of input k. Shape letters: N outputs, K inputs, G groups of inputs, S groups that
+share one super-scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Numbers that `dequantized` computes at once; bounds its temporary memory.
+_CHUNK_ELEMENTS = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class CodePlane:
+    """Some bits of all codes.
+
+    `bits`: [N, K * num_bits / 8] uint8; input k is in byte k * num_bits // 8, and of the inputs in
+    a byte the first has the lowest bits. `num_bits`: 1, 2, 4 or 8.
+    """
+
+    bits: Tensor
+    num_bits: int
+
+    def unpacked(self, rows: slice) -> Tensor:
+        """Returns the values of this plane for `rows`, [rows, K] uint8."""
+        bits = self.bits[rows]
+        if self.num_bits == 8:
+            return bits
+        shifts = torch.arange(0, 8, self.num_bits, dtype=torch.uint8, device=bits.device)
+        mask = (1 << self.num_bits) - 1
+        return ((bits[..., None] >> shifts) & mask).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupValues:
+    """One number for each group of inputs: its scale or its offset.
+
+    `numbers`: [N / rows_per_group, G], of any dtype. `super_scales`: [N / rows_per_group, G / S]
+    float, a factor of S neighbouring `numbers`; None for 1. `shared_scale`: a factor of all.
+    """
+
+    numbers: Tensor
+    super_scales: Tensor | None = None
+    shared_scale: float = 1.0
+
+    def as_float32(self, rows: slice) -> Tensor:
+        """Returns the numbers of `rows` (of groups), [rows, G] float32."""
+        numbers = self.numbers[rows].float()
+        if self.super_scales is not None:
+            factors = self.super_scales[rows].float()
+            numbers = numbers * factors.repeat_interleave(
+                numbers.shape[1] // factors.shape[1], dim=1
+            )
+        return numbers if self.shared_scale == 1.0 else numbers * self.shared_scale
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """Weights [N, K] of a linear layer as codes, scales and offsets; no bit of the file is lost.
+
+    `planes`: the bits of the codes, lowest first. `values`: [2 ** bits] float32, the number that
+    each code stands for; None if that is the code itself. `scales`: of each group of `group_size`
+    inputs and `rows_per_group` outputs. `zero_points`: codes that stand for 0, per group: the
+    offset is their product with the scale. `offsets`: offsets per group. At most one of
+    `zero_points` and `offsets` is set. `input_order`: [K] int64, the input that each column of the
+    codes belongs to; None if they are in order. `dtype`: in which the layer computes.
+    """
+
+    planes: tuple[CodePlane, ...]
+    values: Tensor | None
+    scales: GroupValues
+    group_size: int
+    dtype: torch.dtype
+    rows_per_group: int = 1
+    zero_points: Tensor | None = None
+    offsets: GroupValues | None = None
+    input_order: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs N and inputs K."""
+        plane = self.planes[0]
+        return plane.bits.shape[0], plane.bits.shape[1] * 8 // plane.num_bits
+
+    @property
+    def num_bits(self) -> int:
+        """Bits of a code."""
+        return sum(plane.num_bits for plane in self.planes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Total bytes of codes, scales and offsets."""
+        return sum(tensor.nbytes for tensor in self._tensors())
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from (plane.bits for plane in self.planes)
+        for group in (self.scales, self.offsets):
+            if group is not None:
+                yield group.numbers
+                if group.super_scales is not None:
+                    yield group.super_scales
+        for tensor in (self.values, self.zero_points, self.input_order):
+            if tensor is not None:
+                yield tensor
+
+    def dequantized(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Returns the weights [N, K] in `dtype`, by default that of the layer.
+
+        Computes in float32 and rounds once.
+        """
+        num_outputs, num_inputs = self.shape
+        device = self.planes[0].bits.device
+        result = torch.empty(num_outputs, num_inputs, dtype=dtype or self.dtype, device=device)
+        rows = max(1, _CHUNK_ELEMENTS // num_inputs // self.rows_per_group) * self.rows_per_group
+        for start in range(0, num_outputs, rows):
+            part = slice(start, min(start + rows, num_outputs))
+            numbers = self._float32_rows(part)
+            if self.input_order is None:
+                result[part] = numbers
+            else:
+                result[part, self.input_order] = numbers.to(result.dtype)
+        return result
+
+    def _float32_rows(self, rows: slice) -> Tensor:
+        """Returns the weights of `rows` [rows, K], inputs in the order of the codes."""
+        group_rows = slice(rows.start // self.rows_per_group, -(-rows.stop // self.rows_per_group))
+        codes, shift = self.planes[0].unpacked(rows), self.planes[0].num_bits
+        for plane in self.planes[1:]:
+            codes = codes | plane.unpacked(rows) << shift
+            shift += plane.num_bits
+        numbers = codes.float() if self.values is None else self.values[codes.int()]
+        scales = self._spread(self.scales.as_float32(group_rows), rows)
+        if self.zero_points is not None:
+            zero_points = self._spread(self.zero_points[group_rows].float(), rows)
+            return (numbers - zero_points) * scales
+        numbers = numbers * scales
+        if self.offsets is None:
+            return numbers
+        return numbers - self._spread(self.offsets.as_float32(group_rows), rows)
+
+    def _spread(self, groups: Tensor, rows: slice) -> Tensor:
+        """Repeats the numbers of groups for each weight of `rows`, [rows, K]."""
+        spread = groups.repeat_interleave(self.group_size, dim=1)[:, : self.shape[1]]
+        if self.rows_per_group > 1:
+            spread = spread.repeat_interleave(self.rows_per_group, dim=0)
+        return spread[: rows.stop - rows.start]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """Weights of all experts of a layer, one matrix each, all of one shape and dtype.
+
+    `are_inputs_first`: whether the plain tensor is [experts, K, N] and not [experts, N, K].
+    """
+
+    experts: tuple[PackedWeight, ...]
+    are_inputs_first: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Total bytes of all experts."""
+        return sum(expert.num_bytes for expert in self.experts)
+
+    def dequantized(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Returns the plain tensor in `dtype`, by default that of the layer."""
+        weights = [expert.dequantized(dtype) for expert in self.experts]
+        return torch.stack([each.T for each in weights] if self.are_inputs_first else weights)

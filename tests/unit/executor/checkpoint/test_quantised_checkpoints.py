@@ -1,0 +1,188 @@
+"""Quantised checkpoints, compared with `transformers` on the weights that they stand for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.errors import ModelUnreadable, ModelUnsupported
+from tests.support.models.quantised_layers import (
+    Layer,
+    awq_layer,
+    compressed_tensors_layer,
+    float8_layer,
+    gptq_layer,
+    nf4_layer,
+)
+from tests.support.models.tiny_models import edit_json, make_tiny_model
+
+GROUP_SIZE = 32
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 2}
+GROUPED = {"num_bits": 4, "strategy": "group", "group_size": GROUP_SIZE}
+
+
+def in_order(weight: Tensor) -> np.ndarray:
+    return np.arange(weight.shape[1]) // GROUP_SIZE
+
+
+def shuffled(weight: Tensor) -> np.ndarray:
+    return np.random.default_rng(2).permutation(in_order(weight))
+
+
+def compressed(weight_format: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    weights = {"type": "int", "symmetric": True, "dynamic": False, **settings}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": weight_format,
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head"],
+    }
+
+
+def compressed_case(
+    weight_format: str, settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], Callable[[Tensor], Layer]]:
+    return compressed(weight_format, settings), lambda weight: compressed_tensors_layer(
+        weight, weight_format, settings
+    )
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP_SIZE}
+CASES: dict[str, tuple[dict[str, Any], Callable[[Tensor], Layer]]] = {
+    "w4a16": compressed_case("pack-quantized", GROUPED),
+    "w4a16_zero_points": compressed_case("pack-quantized", {**GROUPED, "symmetric": False}),
+    "w8a8": compressed_case("int-quantized", {"num_bits": 8, "strategy": "channel"}),
+    "float8": compressed_case(
+        "float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}
+    ),
+    "mxfp4": compressed_case("mxfp4-pack-quantized", {**GROUPED, "type": "float"}),
+    "float8_blocks": (FP8, float8_layer),
+    "gptq": ({**GPTQ, "desc_act": False}, lambda w: gptq_layer(w, 4, in_order(w))),
+    "gptq_act_order": ({**GPTQ, "desc_act": True}, lambda w: gptq_layer(w, 4, shuffled(w))),
+    "gptq_8_bits_v2": (
+        {**GPTQ, "bits": 8, "checkpoint_format": "gptq_v2"},
+        lambda w: gptq_layer(w, 8, in_order(w), subtracted=0),
+    ),
+    "awq": (
+        {"quant_method": "awq", "bits": 4, "group_size": GROUP_SIZE, "version": "gemm"},
+        lambda w: awq_layer(w, GROUP_SIZE),
+    ),
+    "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, nf4_layer),
+}
+
+
+def write_quantised(
+    folder: Path,
+    declared: Mapping[str, Any],
+    quantise: Callable[[Tensor], Layer],
+    architecture: str = "llama",
+) -> Any:  # noqa: ANN401
+    """Writes a checkpoint whose layers are quantised.
+
+    Returns the model of `transformers` with the weights that it stands for, float32.
+    """
+    make_tiny_model(architecture, folder, overrides=SIZES)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.state_dict().items():
+        if not name.endswith("proj.weight"):
+            tensors[name] = parameter.contiguous()
+            continue
+        parts, expected = quantise(parameter)
+        parameter.copy_(expected)
+        module = name.removesuffix(".weight")
+        tensors |= {f"{module}.{part}": tensor.contiguous() for part, tensor in parts.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    edit_json(folder / "config.json", quantization_config=dict(declared))
+    return model.eval()
+
+
+@torch.inference_mode()
+def logits(model: Any) -> Tensor:  # noqa: ANN401
+    """Returns logits at near and far positions."""
+    model.set_attn_implementation("eager")  # and not ours, which needs pages
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(2, model.config.vocab_size, (2, 90), generator=generator)
+    found: Tensor = model(input_ids=tokens, use_cache=False).logits
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_model_has_the_logits_of_its_dequantised_weights(tmp_path: Path, case: str) -> None:
+    model = write_quantised(tmp_path, *CASES[case])
+
+    loaded = load_model(ModelConfig(str(tmp_path), dtype="float32"))
+
+    torch.testing.assert_close(logits(loaded.model), logits(model), rtol=1e-4, atol=1e-4)
+
+
+def test_experts_have_the_logits_of_their_dequantised_weights(tmp_path: Path) -> None:
+    make_tiny_model("qwen3_moe", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    stored: dict[str, Tensor] = {}
+    plain: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name.endswith("proj.weight"):
+            parts, plain[name] = float8_layer(tensor)
+            stored |= {f"{name.removesuffix('.weight')}.{part}": t for part, t in parts.items()}
+        else:
+            stored[name] = plain[name] = tensor
+    save_file(plain, tmp_path / "model.safetensors", {"format": "pt"})
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    edit_json(tmp_path / "config.json", quantization_config=FP8)
+
+    loaded = load_model(ModelConfig(str(tmp_path), dtype="float32"))
+
+    torch.testing.assert_close(logits(loaded.model), logits(model.eval()), rtol=1e-4, atol=1e-4)
+
+
+def test_checkpoint_is_refused_when_a_layer_lacks_its_scales(tmp_path: Path) -> None:
+    def without_scales(weight: Tensor) -> Layer:
+        parts, expected = float8_layer(weight)
+        return {"weight": parts["weight"]}, expected
+
+    write_quantised(tmp_path, FP8, without_scales)
+
+    with pytest.raises(ModelUnreadable, match=r"the weights lack model\.layers\.0\..*weight_scale"):
+        load_model(ModelConfig(str(tmp_path), dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"quant_method": "hqq"}, "quantised: hqq .quantization_config., not served; allowed are"),
+        ({"quant_method": "gptq", "bits": 5}, "quantised with gptq: .*bits is 5; allowed: 2, 3, 4"),
+        ({"bits": 4}, "by a method that it does not name with 4 bits"),
+    ],
+)
+def test_checkpoint_is_refused_when_its_format_is_not_read(
+    tmp_path: Path, declared: dict[str, Any], message: str
+) -> None:
+    write_quantised(tmp_path, declared, float8_layer)
+
+    with pytest.raises(ModelUnsupported, match=message):
+        load_model(ModelConfig(str(tmp_path)))
+
+
+def test_checkpoint_is_refused_when_quantised_tensors_are_not_declared(tmp_path: Path) -> None:
+    write_quantised(tmp_path, FP8, float8_layer)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(ModelUnsupported, match=r"quantised, but config\.json does not say how"):
+        load_model(ModelConfig(str(tmp_path)))

@@ -1,0 +1,61 @@
+"""Blocks of GGUF files, compared with the `gguf` package."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, quants
+
+from executor_service.quantization import BLOCK_TYPES, pack_blocks
+
+NUM_ROWS, NUM_BLOCKS = 5, 3
+# Bytes of a block at which its float16 numbers start.
+FLOAT16_STARTS = {
+    "Q4_0": [0],
+    "Q4_1": [0, 2],
+    "Q5_0": [0],
+    "Q5_1": [0, 2],
+    "Q8_0": [0],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+    "IQ4_NL": [0],
+    "IQ4_XS": [0],
+}
+
+
+def random_rows(type_name: str) -> np.ndarray:
+    """Returns rows of random blocks, [rows, bytes] uint8; each code occurs, scales are finite."""
+    random = np.random.default_rng(0)
+    num_bytes = BLOCK_TYPES[type_name].num_bytes
+    blocks = random.integers(0, 256, (NUM_ROWS, NUM_BLOCKS, num_bytes), dtype=np.uint8)
+    for start in FLOAT16_STARTS.get(type_name, []):
+        numbers = random.normal(0, 1, (NUM_ROWS, NUM_BLOCKS, 1)).astype(np.float16)
+        blocks[:, :, start : start + 2] = numbers.view(np.uint8)
+    if type_name == "MXFP4":
+        blocks[:, :, 0] = random.integers(110, 140, (NUM_ROWS, NUM_BLOCKS))
+    return blocks.reshape(NUM_ROWS, -1)
+
+
+@pytest.mark.parametrize("type_name", BLOCK_TYPES)
+def test_blocks_hold_the_numbers_that_gguf_reads(type_name: str) -> None:
+    rows = random_rows(type_name)
+    expected = quants.dequantize(rows, GGMLQuantizationType[type_name])
+
+    packed = pack_blocks(type_name, torch.from_numpy(rows), torch.bfloat16)
+
+    assert packed.shape == expected.shape
+    np.testing.assert_array_equal(packed.dequantized(torch.float32).numpy(), expected)
+
+
+@pytest.mark.parametrize("type_name", BLOCK_TYPES)
+def test_packed_blocks_take_the_memory_of_the_file(type_name: str) -> None:
+    rows = torch.from_numpy(random_rows(type_name)).repeat(100, 1)
+
+    packed = pack_blocks(type_name, rows, torch.bfloat16)
+
+    # Scales of six bits, and in Q2_K of four, are stored as bytes.
+    assert packed.num_bytes <= (1.2 if type_name == "Q2_K" else 1.06) * rows.nbytes

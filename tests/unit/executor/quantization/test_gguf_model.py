@@ -1,0 +1,193 @@
+"""Models in GGUF files, compared with the models of `transformers` that they were written from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf import GGMLQuantizationType, quants
+from torch import Tensor
+
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.errors import ModelUnreadable, ModelUnsupported
+from executor_service.quantization import gguf_config, read_gguf
+from tests.support.models.gguf_writer import write_gguf
+from tests.support.models.tiny_models import SLIDING_WINDOW, make_tiny_model
+
+EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
+WINDOW = {"attention.sliding_window": SLIDING_WINDOW}
+# Architecture of transformers, its options, architecture of llama.cpp, metadata.
+CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
+    ("llama", {}, "llama", {"rope.freq_base": 10000.0}),
+    ("llama", {"tie_word_embeddings": True}, "llama", {}),
+    (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0}},
+        "llama",
+        {"rope.freq_base": 1000.0, "rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+    ),
+    ("mixtral", {}, "llama", {**EXPERTS, "rope.freq_base": 1e6}),
+    ("qwen2", {}, "qwen2", {}),
+    ("qwen3", {}, "qwen3", {}),
+    ("qwen3_moe", {"norm_topk_prob": True}, "qwen3moe", EXPERTS),
+    (
+        "gemma2",
+        {},
+        "gemma2",
+        {**WINDOW, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0},
+    ),
+    (
+        "gemma3_text",
+        {"num_hidden_layers": 7, "query_pre_attn_scalar": 16},
+        "gemma3",
+        {**WINDOW, "rope.freq_base": 1e6},
+    ),
+    ("phi3", {}, "phi3", WINDOW),
+    (
+        "smollm3",
+        {"no_rope_layer_interval": 4, "num_hidden_layers": 5},
+        "smollm3",
+        {"rope.freq_base": 2e6},
+    ),
+    ("gpt_oss", {}, "gpt-oss", {**WINDOW, **EXPERTS, "expert_feed_forward_length": 96}),
+]
+
+
+def plain_model(folder: Path, architecture: str, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    make_tiny_model(architecture, folder, overrides=options)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model.eval()
+
+
+@torch.inference_mode()
+def logits(model: Any, num_tokens: int = 90) -> Tensor:  # noqa: ANN401
+    generator = torch.Generator().manual_seed(3)
+    model.set_attn_implementation("eager")  # and not ours, which needs pages
+    tokens = torch.randint(2, model.config.vocab_size, (2, num_tokens), generator=generator)
+    return model(input_ids=tokens, use_cache=False).logits
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "gguf_architecture", "settings"),
+    CASES,
+    ids=[f"{case[0]}-{index}" for index, case in enumerate(CASES)],
+)
+def test_model_in_file_has_the_logits_of_its_original(
+    tmp_path: Path,
+    architecture: str,
+    options: dict[str, Any],
+    gguf_architecture: str,
+    settings: dict[str, Any],
+) -> None:
+    model = plain_model(tmp_path / "plain", architecture, options)
+    path = tmp_path / "model.gguf"
+    metadata = {f"{gguf_architecture}.{key}": value for key, value in settings.items()}
+    write_gguf(path, model, gguf_architecture, metadata)
+
+    loaded = load_model(ModelConfig(str(path), dtype="float32"))
+
+    torch.testing.assert_close(logits(loaded.model), logits(model), rtol=1e-4, atol=1e-4)
+    assert loaded.name == "model"
+
+
+@pytest.mark.parametrize("type_name", ["Q8_0", "Q4_0", "F16", "BF16"])
+def test_matrices_are_those_that_gguf_reads(tmp_path: Path, type_name: str) -> None:
+    model = plain_model(tmp_path / "plain", "llama", {})
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model, "llama", {}, type_name=type_name)
+
+    loaded = load_model(ModelConfig(str(path), dtype="float32"))
+
+    expected = model.state_dict()["model.layers.1.mlp.up_proj.weight"].numpy()
+
+    kind = GGMLQuantizationType[type_name]
+    held = quants.dequantize(quants.quantize(expected, kind), kind)
+    weights: Any = loaded.model.state_dict()["model.layers.1.mlp.up_proj.weight"]
+    np.testing.assert_array_equal(weights.numpy(), held)
+
+
+def llama3_factors(factor: float, theta: float, head_dim: int) -> Tensor:
+    """Returns the factors that llama.cpp's converter computes for Llama 3.1."""
+    factors = []
+    for index in range(0, head_dim, 2):
+        length = 2 * np.pi * theta ** (index / head_dim)
+        if length < 8192 / 4.0:
+            factors.append(1.0)
+        elif length > 8192 / 1.0:
+            factors.append(factor)
+        else:
+            smooth = (8192 / length - 1.0) / (4.0 - 1.0)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return torch.tensor(factors)
+
+
+def test_scaling_of_llama_3_is_found_in_its_factors(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    model = plain_model(tmp_path / "plain", "llama", {"rope_parameters": rope})
+    path = tmp_path / "model.gguf"
+    factors = llama3_factors(32.0, 500000.0, 16)
+    settings = {"llama.rope.freq_base": 500000.0}
+    write_gguf(path, model, "llama", settings, extra={"rope_freqs.weight": factors})
+
+    assert gguf_config(read_gguf(path))["rope_parameters"] == rope
+    loaded = load_model(ModelConfig(str(path), dtype="float32"))
+    torch.testing.assert_close(logits(loaded.model), logits(model), rtol=1e-4, atol=1e-4)
+
+
+def tiny_file(folder: Path, architecture: str = "llama", **arguments: Any) -> Path:  # noqa: ANN401
+    model = plain_model(folder / "plain", "llama", {})
+    write_gguf(folder / "model.gguf", model, architecture, {}, **arguments)
+    return folder / "model.gguf"
+
+
+def test_file_is_refused_when_it_is_truncated(tmp_path: Path) -> None:
+    path = tiny_file(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1000])
+
+    with pytest.raises(ModelUnreadable, match=r"model.gguf: truncated, \d+ bytes where .* ends"):
+        load_model(ModelConfig(str(path)))
+
+
+@pytest.mark.parametrize("num_bytes", [0, 3, 20, 200])
+def test_file_is_refused_when_its_header_is_cut_off(tmp_path: Path, num_bytes: int) -> None:
+    path = tiny_file(tmp_path)
+    path.write_bytes(path.read_bytes()[:num_bytes])
+
+    with pytest.raises(ModelUnreadable, match=r"model\.gguf"):
+        load_model(ModelConfig(str(path)))
+
+
+def test_file_is_refused_when_its_factors_are_of_no_known_scaling(tmp_path: Path) -> None:
+    path = tiny_file(tmp_path, extra={"rope_freqs.weight": torch.full((8,), 3.0)})
+
+    with pytest.raises(ModelUnsupported, match="factors of no known scaling"):
+        load_model(ModelConfig(str(path)))
+
+
+def test_file_is_refused_when_a_tensor_has_no_place(tmp_path: Path) -> None:
+    path = tiny_file(tmp_path, extra={"blk.0.ssm_a": torch.ones(8)})
+
+    with pytest.raises(ModelUnreadable, match=r"has no place for blk\.0\.ssm_a"):
+        load_model(ModelConfig(str(path)))
+
+
+def test_set_of_files_is_refused_when_one_is_missing(tmp_path: Path) -> None:
+    path = tiny_file(tmp_path)
+    part = path.with_name("model-00001-of-00002.gguf")
+    path.rename(part)
+
+    with pytest.raises(ModelUnreadable, match="1 of 2 files are missing, the first is model-00002"):
+        load_model(ModelConfig(str(part)))
