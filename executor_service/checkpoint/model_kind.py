@@ -178,7 +178,7 @@ def _instead_of_multimodal(config: Any, architectures: Sequence[str]) -> str:  #
             raise ModelUnsupported(f"{text_config.model_type}: encoder-decoder model")
         for name in classes:
             check_kind(text_config, [name])
-        check_config(text_config, text_config, 1)
+        check_config(text_config, text_config)
         for model_class in classes.values():
             check_model_class(model_class)
         if wrapper is not None:

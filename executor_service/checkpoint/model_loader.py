@@ -6,6 +6,7 @@ loaded: it takes seconds.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import logging
 import math
@@ -51,6 +52,7 @@ from executor_service.model import (
     check_config,
     check_model_class,
     choose_max_model_len,
+    fix_rope,
     show_progress,
     weights_bytes,
 )
@@ -98,7 +100,8 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     check_kind(config, checkpoint.architectures)
     text_config = config.get_text_config(decoder=True)
     max_model_len = choose_max_model_len(text_config, model_config.max_model_len)
-    check_config(config, text_config, max_model_len)
+    check_config(config, text_config)
+    rope = fix_rope(text_config, max_model_len)
     tokenizer = read_tokenizer(checkpoint, config)
     model = read_model(checkpoint, config, model_config)
     profile = try_model(model, text_config, max_model_len)
@@ -119,7 +122,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         model=model,
         name=model_config.name or checkpoint.name,
         architecture=type(model).__name__,
-        digest=checkpoint.digest(),
+        digest=_digest(checkpoint, rope),
         dtype=model.dtype,
         kv_dtype=kv_dtype,
         kv_scales=kv_scales,
@@ -339,6 +342,12 @@ def _load_error(checkpoint: Checkpoint, error: Exception) -> ExecutorError:
     if isinstance(error, (ImportError, NotImplementedError, ValueError)):
         return ModelUnsupported(line)
     return ModelUnreadable(line)
+
+
+def _digest(checkpoint: Checkpoint, rope: str | None) -> str:
+    """Returns the digest of the checkpoint, or another one if `rope` says that angles differ."""
+    digest = checkpoint.digest()
+    return digest if rope is None else hashlib.sha256(f"{digest} {rope}".encode()).hexdigest()
 
 
 def _vocab_size(model: Any, text_config: Any) -> int:  # noqa: ANN401

@@ -32,6 +32,7 @@ from executor_service.model.paged_model import (
     attending_with,
     torch_model,
 )
+from executor_service.model.rope_scaling import fix_rope
 from executor_service.model.transformers_attention import (
     IMPLEMENTATION_NAME,
     SCRATCH_BLOCK_SIZE,
@@ -70,6 +71,7 @@ __all__ = [
     "context_of",
     "expected_windows",
     "fill_in",
+    "fix_rope",
     "layer_kinds",
     "num_scratch_blocks",
     "probe_attention",

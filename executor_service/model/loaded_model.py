@@ -6,7 +6,7 @@ Shape letters: Q sequences, L tokens of each, V vocabulary.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from executor_service.device import LayerShape
 from executor_service.errors import ModelUnsupported
+from executor_service.model.rope_scaling import scaled_positions
 from executor_service.steps import DefaultSampling, TokenizerFile
 from splitserve_kernels.paged_batch import AttentionOptions, KVScales
 
@@ -138,8 +139,6 @@ _SERVED_INSTEAD = (
     "not served; supported: a model whose layers all use full or sliding-window attention through"
     " transformers' attention interface"
 )
-# Rotary embeddings whose frequencies depend on the longest position in the batch.
-_GROWING_ROPE_TYPES = frozenset({"dynamic", "longrope"})
 
 
 def choose_max_model_len(config: Any, requested: int | None) -> int:  # noqa: ANN401
@@ -151,14 +150,15 @@ def choose_max_model_len(config: Any, requested: int | None) -> int:  # noqa: AN
     limit = min((each for each in limits if isinstance(each, int) and each > 0), default=None)
     if limit is None:
         return requested or _DEFAULT_MODEL_LEN
-    if requested is not None and requested > limit:
+    default, most = scaled_positions(config, limit)
+    if requested is not None and requested > most:
         raise ModelUnsupported(
-            f"{config.model_type}: --max-model-len is {requested}; allowed: at most {limit}"
+            f"{config.model_type}: --max-model-len is {requested}; allowed: at most {most}"
         )
-    return requested or limit
+    return requested or default
 
 
-def check_config(config: Any, text_config: Any, max_model_len: int) -> None:  # noqa: ANN401
+def check_config(config: Any, text_config: Any) -> None:  # noqa: ANN401
     """Raises ModelUnsupported, with the reason by name, if the configuration rules out serving."""
     name = config.model_type
     for layer_type in _layer_types(text_config):
@@ -168,8 +168,6 @@ def check_config(config: Any, text_config: Any, max_model_len: int) -> None:  # 
     if getattr(text_config, "attention_chunk_size", None):
         reason = _LAYER_TYPE_REASONS["chunked_attention"]
         raise ModelUnsupported(f"{name}: {reason}: {_SERVED_INSTEAD}")
-    for rope in _rope_parameters(text_config):
-        _check_rope(name, rope, text_config, max_model_len)
 
 
 def check_model_class(model_class: type) -> None:
@@ -211,36 +209,6 @@ def _layer_types(text_config: Any) -> list[str]:  # noqa: ANN401
         if isinstance(layer_types, (list, tuple)):
             return list(layer_types)
     return []
-
-
-def _rope_parameters(text_config: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
-    """Yields the rotary parameters: one set, or one for each type of layer."""
-    for attribute in ("rope_parameters", "rope_scaling"):
-        parameters = getattr(text_config, attribute, None)
-        if isinstance(parameters, dict):
-            yield parameters
-            yield from (value for value in parameters.values() if isinstance(value, dict))
-
-
-def _check_rope(
-    name: str,
-    rope: dict[str, Any],
-    text_config: Any,  # noqa: ANN401
-    max_model_len: int,
-) -> None:
-    rope_type = rope.get("rope_type", rope.get("type"))
-    if rope_type not in _GROWING_ROPE_TYPES:
-        return
-    original = (
-        rope.get("original_max_position_embeddings")
-        or getattr(text_config, "original_max_position_embeddings", None)
-        or text_config.max_position_embeddings
-    )
-    if max_model_len > original:
-        raise ModelUnsupported(
-            f"{name}: its {rope_type} rotary embedding changes for all sequences once one is longer"
-            f" than {original} tokens; use --max-model-len {original} or less"
-        )
 
 
 # -- Progress bars of the start --------------------------------------------------------------------

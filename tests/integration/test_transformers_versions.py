@@ -1,4 +1,4 @@
-"""Configurations, decoders and the bundled model with other versions of transformers.
+"""Configurations, angles, decoders and the bundled model with other versions of transformers.
 
 `make transformers-versions` puts them beside `.venv`, which has the newest.
 """
@@ -20,6 +20,7 @@ TESTS = (
     "test_build_native_model_passes_when_unknown_fields_change_nothing",
     "tests/unit/executor/decoders/test_decoder.py::"
     "test_build_native_model_raises_when_an_unknown_field_changes_logits",
+    "tests/unit/executor/model/test_rope_scaling.py",
     "tests/unit/executor/service/test_quiet_start.py::"
     "test_start_is_quiet_when_the_model_is_the_bundled_one",
 )

@@ -27,17 +27,6 @@ from tests.support.models.tiny_models import (
 pytestmark = pytest.mark.cases(12)
 
 
-_ORIGINAL = {"rope_theta": 1e4, "original_max_position_embeddings": 128}
-DYNAMIC: Mapping[str, Any] = {"rope_type": "dynamic", "factor": 2.0, **_ORIGINAL}
-YARN: Mapping[str, Any] = {"rope_type": "yarn", "factor": 4.0, **_ORIGINAL}
-LONGROPE: Mapping[str, Any] = {
-    "rope_type": "longrope",
-    "short_factor": [1.0] * 8,
-    "long_factor": [2.0] * 8,
-    **_ORIGINAL,
-}
-
-
 def test_load_model_describes_the_model_when_it_can_be_served(llama: Path) -> None:
     (llama / "tokenizer.json").write_text("{}")
     loaded = load_model(ModelConfig(str(llama)))
@@ -93,16 +82,6 @@ def test_load_model_prefers_eos_of_the_generation_config(llama: Path) -> None:
         ("qwen3_next", {}, "qwen3_next: linear attention keeps a recurrent state"),
         ("lfm2", {}, "lfm2: convolution layers keep a state"),
         ("t5", {}, "t5: encoder-decoder"),
-        (
-            "llama",
-            {"rope_parameters": DYNAMIC},
-            "llama: its dynamic rotary embedding .* use --max-model-len 128 or less",
-        ),
-        (
-            "phi3",
-            {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128},
-            "phi3: its longrope rotary embedding .* use --max-model-len 128 or less",
-        ),
     ],
 )
 def test_load_model_refuses_by_name_when_it_cannot_serve(
@@ -110,18 +89,6 @@ def test_load_model_refuses_by_name_when_it_cannot_serve(
 ) -> None:
     with pytest.raises(ModelUnsupported, match=reason):
         load_tiny_model(architecture, tmp_path, **overrides)
-
-
-@pytest.mark.parametrize(
-    ("architecture", "rope"), [("llama", DYNAMIC), ("llama", YARN), ("phi3", LONGROPE)]
-)
-def test_load_model_serves_scaled_rope_when_no_sequence_changes_it(
-    tmp_path: Path, architecture: str, rope: Mapping[str, Any]
-) -> None:
-    overrides: dict[str, Any] = {"rope_parameters": rope, "original_max_position_embeddings": 128}
-    max_model_len = None if rope is YARN else 128
-    loaded = load_tiny_model(architecture, tmp_path, max_model_len=max_model_len, **overrides)
-    assert loaded.max_model_len == (max_model_len or 512)
 
 
 def test_load_model_refuses_when_more_positions_are_asked_than_there_are(llama: Path) -> None:

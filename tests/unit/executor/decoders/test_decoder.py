@@ -335,7 +335,7 @@ def test_forward_pass_keeps_logits_when_it_repeats_rows_one_by_one(
 def test_rotation_is_that_of_the_model_when_it_is_dynamic(
     tmp_path: Path, native_library: NativeLibrary
 ) -> None:
-    """Such a model is served up to its original length, where its angles do not change yet."""
+    """By default it is served up to its original length, where its angles do not change yet."""
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
     options: Mapping[str, Any] = {"max_position_embeddings": 5000, "rope_parameters": rope}
     model: Any = _load(tmp_path, **options).model
