@@ -7,6 +7,7 @@ from splitserve_options.model_folder import (
     check_folder,
     check_special_kind,
     find_checkpoint,
+    gguf_files,
 )
 from splitserve_options.option import (
     BUNDLED_MODEL,
@@ -47,6 +48,7 @@ __all__ = [
     "check_folder",
     "check_special_kind",
     "find_checkpoint",
+    "gguf_files",
     "options_of",
     "resolve",
     "unknown_variables",

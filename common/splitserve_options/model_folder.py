@@ -22,7 +22,7 @@ _SERVED = (
 )
 _GGUF = ".gguf"
 # Number of a file of a set: `model-00001-of-00003.gguf`.
-_PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
+_PART = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 # Image encoders that llama.cpp keeps in a file of their own; text needs none.
 _PROJECTOR = "mmproj"
 _OTHER_FORMATS = {
@@ -59,14 +59,35 @@ def find_checkpoint(model: str) -> Path | None:
     if path.is_dir():
         check_folder(path)
         has_config = (path / "config.json").is_file()
-        return path if has_config and _has_weights(path) else _gguf_models(path)[0]
+        if has_config and _has_weights(path):
+            return path
+        return gguf_files(_gguf_models(path)[0])[0]
     if path.suffix == _GGUF and path.is_file():
-        return path
+        return gguf_files(path)[0]
     if path.exists():
         raise NoCheckpoint(f"{model}: {_not_served(_OTHER_FORMATS.get(path.suffix, _FILE))}")
     if not _HUB_ID.fullmatch(model) or model.startswith("."):
         raise NoCheckpoint(f"{model}: no such directory")
     return None
+
+
+def gguf_files(path: Path) -> tuple[Path, ...]:
+    """Returns all files of the GGUF model of which `path` is one, in order.
+
+    Raises NoCheckpoint if some are missing.
+    """
+    part = _PART.match(path.name)
+    if part is None:
+        return (path,)
+    count = int(part["count"])
+    names = [f"{part['stem']}-{number + 1:05}-of-{count:05}{_GGUF}" for number in range(count)]
+    missing = [name for name in names if not (path.parent / name).is_file()]
+    if missing:
+        raise NoCheckpoint(
+            f"{path.parent}: {len(missing)} of {count} files of a GGUF model are missing, the first"
+            f" is {missing[0]}; supported: the whole set in one directory"
+        )
+    return tuple(path.parent / name for name in names)
 
 
 def check_folder(directory: Path) -> None:
@@ -124,7 +145,9 @@ def _other_format(directory: Path, names: set[str]) -> str | None:
     models = _gguf_models(directory)
     if len(models) > 1:
         shown = _some({path.name for path in models})
-        return f"{len(models)} GGUF models ({shown}); allowed: the name of one of the files"
+        return f"{len(models)} GGUF models ({shown}), not served; supported: one of these files"
+    if not models and (encoders := [name for name in sorted(names) if _is_projector(name)]):
+        return _not_served(f"an image encoder of llama.cpp without a model ({encoders[0]})")
     for name in sorted(names):
         kind = _OTHER_FORMATS.get(Path(name).suffix)
         if kind is not None:
@@ -155,10 +178,18 @@ def _has_weights(directory: Path) -> bool:
 
 
 def _gguf_models(directory: Path) -> list[Path]:
-    """Returns the GGUF models in a directory; of a set of files, the first."""
+    """Returns the GGUF models in a directory; of a set of files, the first that exists."""
     found = (path for path in sorted(directory.glob(f"*{_GGUF}")) if path.is_file())
-    parts = ((path, _PART.search(path.name)) for path in found if _PROJECTOR not in path.name)
-    return [path for path, part in parts if part is None or part[1] == "00001"]
+    models: dict[str, Path] = {}
+    for path in found:
+        if not _is_projector(path.name):
+            part = _PART.match(path.name)
+            models.setdefault(path.name if part is None else part["stem"], path)
+    return list(models.values())
+
+
+def _is_projector(name: str) -> bool:
+    return name.endswith(_GGUF) and _PROJECTOR in name
 
 
 def _checkpoint_within(directory: Path) -> Path | None:

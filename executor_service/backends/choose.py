@@ -109,6 +109,12 @@ def choose_compute(
             " decoder of CPUs supports"
         )
     description = f"{compute.description}, int8" if is_int8 else compute.description
+    if is_int8 and compute.loaded.quantization is not None:
+        _log.warning(
+            "weights_rounded_again format=%s: int8 rounds weights that the checkpoint has rounded"
+            " already",
+            compute.loaded.quantization,
+        )
     # No replacement of the model comes later, so its expected logits can go.
     loaded = replace(compute.loaded, expected=None)
     return replace(compute, loaded=loaded, description=description)

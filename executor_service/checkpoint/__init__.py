@@ -2,6 +2,7 @@
 
 from executor_service.checkpoint.folder import Checkpoint, check_directory, resolve_checkpoint
 from executor_service.checkpoint.generation_config import GenerationConfig, read_generation_config
+from executor_service.checkpoint.gguf_tokenizer import TokenizerUnknown, build_gguf_tokenizer
 from executor_service.checkpoint.model_loader import (
     ModelConfig,
     is_kv_scale,
@@ -20,6 +21,8 @@ __all__ = [
     "GenerationConfig",
     "ModelConfig",
     "ModelTokenizer",
+    "TokenizerUnknown",
+    "build_gguf_tokenizer",
     "check_directory",
     "is_kv_scale",
     "load_model",

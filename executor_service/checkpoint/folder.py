@@ -74,6 +74,19 @@ class Checkpoint:
         return _PART.sub("", self.weight_files[0].stem)
 
     @property
+    def path(self) -> Path:
+        """Directory or first GGUF file, for messages."""
+        return self.directory if self.gguf is None else self.weight_files[0]
+
+    @property
+    def quantization(self) -> str | None:
+        """Format of the quantised weights in one word; None for a plain checkpoint."""
+        if self.gguf is not None:
+            is_quantised = any(tensor.is_quantised for tensor in self.gguf.tensors.values())
+            return "gguf" if is_quantised else None
+        return None if self.weight_format is None else self.weight_format.name
+
+    @property
     def architectures(self) -> list[str]:
         """Classes of `transformers` that the configuration names, if any."""
         named = self.config.get("architectures")
@@ -123,7 +136,7 @@ def check_directory(model: str) -> None:
         gguf_config(read_gguf(directory))
     elif directory is not None:
         weight_format = declared_format(directory, _read_json(directory / "config.json"))
-        _check_files(directory, is_quantised=weight_format is not None)
+        _check_files(directory, weight_format)
 
 
 def resolve_checkpoint(model: str) -> Checkpoint:
@@ -142,7 +155,7 @@ def resolve_checkpoint(model: str) -> Checkpoint:
         raise ModelUnreadable(str(error)) from error
     config = _read_config(directory)
     weight_format = declared_format(directory, config)
-    files = _check_files(directory, is_quantised=weight_format is not None)
+    files = _check_files(directory, weight_format)
     return Checkpoint(directory, files, config, weight_format)
 
 
@@ -178,8 +191,11 @@ def _read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def _check_files(directory: Path, *, is_quantised: bool) -> tuple[Path, ...]:
-    """Returns the weight files of `directory`, sorted, after checking that each is complete."""
+def _check_files(directory: Path, weight_format: WeightFormat | None) -> tuple[Path, ...]:
+    """Returns the weight files of `directory`, sorted, after checking that each is complete.
+
+    `weight_format`: of the quantised layers; None if there are none.
+    """
     for single, index in WEIGHT_FILES:
         if (directory / single).is_file():
             files: tuple[Path, ...] = (directory / single,)
@@ -187,9 +203,16 @@ def _check_files(directory: Path, *, is_quantised: bool) -> tuple[Path, ...]:
             files = _shards(directory / index)
         else:
             continue
-        for path in files:
-            if path.suffix == ".safetensors":
-                _check_safetensors(path, is_quantised=is_quantised)
+        num_quantised = [
+            _check_safetensors(path, weight_format)
+            for path in files
+            if path.suffix == ".safetensors"
+        ]
+        if weight_format is not None and num_quantised and not any(num_quantised):
+            raise ModelUnsupported(
+                f"{directory}: quantised with {weight_format.name}, but no tensor of the weights"
+                " is, not served; supported: this checkpoint without its quantization_config"
+            )
         return files
     raise ModelUnreadable(f"{directory}: no weights (the path of that name is not a file)")
 
@@ -213,11 +236,11 @@ def _shards(index_path: Path) -> tuple[Path, ...]:
     return paths
 
 
-def _check_safetensors(path: Path, *, is_quantised: bool) -> None:
-    """Compares the file with its header.
+def _check_safetensors(path: Path, weight_format: WeightFormat | None) -> int:
+    """Compares the file with its header, and returns the number of its quantised tensors.
 
-    Raises ModelUnreadable if it is corrupt or truncated, ModelUnsupported if it is quantised and
-    the checkpoint does not declare that.
+    Raises ModelUnreadable if it is corrupt or truncated, ModelUnsupported if a tensor is quantised
+    and the checkpoint does not declare that.
     """
     size = path.stat().st_size
     header_bytes = _header_bytes(path)
@@ -227,14 +250,14 @@ def _check_safetensors(path: Path, *, is_quantised: bool) -> None:
             header = parse_json(file.read(header_bytes))
         header.pop("__metadata__", None)
         data_bytes = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
-        if not is_quantised:
-            check_dtypes(path, header)
+        num_quantised = check_dtypes(path, header, weight_format)
     except (ValueError, AttributeError, KeyError, IndexError, TypeError) as error:
         raise ModelUnreadable(f"{path}: the safetensors header is corrupt") from error
     expected = 8 + header_bytes + data_bytes
     if size != expected:
         problem = "truncated" if size < expected else "corrupt"
         raise ModelUnreadable(f"{path}: {problem}, {size} bytes where {expected} are expected")
+    return num_quantised
 
 
 def _header_bytes(path: Path) -> int:
@@ -283,17 +306,24 @@ _INTEGER_DTYPES = frozenset({"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U6
 _MATRIX = re.compile(r"(weight|packed|proj|blocks|scales|zeros)$")
 
 
-def check_dtypes(path: Path, tensors: Mapping[str, Any]) -> None:
-    """Raises ModelUnsupported if a file of a plain checkpoint holds quantised weights.
+def check_dtypes(path: Path, tensors: Mapping[str, Any], weight_format: WeightFormat | None) -> int:
+    """Returns the number of quantised tensors of a file.
 
-    `tensors`: the header of the safetensors file `path`.
+    `tensors`: the header of the safetensors file `path`. Raises ModelUnsupported for one that
+    `weight_format` does not know.
     """
+    num_quantised = 0
     for name, tensor in tensors.items():
         dtype = tensor["dtype"]
         is_matrix = len(tensor["shape"]) > 1 and _MATRIX.search(name)
-        if dtype in _PLAIN_DTYPES or (dtype in _INTEGER_DTYPES and not is_matrix):
+        if dtype in _PLAIN_DTYPES:
             continue
-        raise ModelUnsupported(
-            f"{path}: quantised, but config.json does not say how: {name} is {dtype}, not"
-            " served; supported: this checkpoint with its quantization_config"
-        )
+        if weight_format is not None and weight_format.part_of(name) is not None:
+            num_quantised += 1
+        elif dtype not in _INTEGER_DTYPES or is_matrix:
+            says = "does not say how" if weight_format is None else f"names {weight_format.name}"
+            raise ModelUnsupported(
+                f"{path}: quantised, but config.json {says}: {name} is {dtype}, not served;"
+                " supported: this checkpoint with its own quantization_config"
+            )
+    return num_quantised

@@ -73,7 +73,7 @@ class TokenizerUnknown(ValueError):
     """The file's tokenizer is of a kind that is not read; the message names it."""
 
 
-def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """Returns the tokenizer that `metadata` of a GGUF file describe. Raises TokenizerUnknown."""
     kind = metadata.get("tokenizer.ggml.model")
     tokens = metadata.get("tokenizer.ggml.tokens")
@@ -180,14 +180,15 @@ def _begin_and_end(
     usual = is_begin_usual or metadata.get("tokenizer.ggml.pre") in ("llama3", "llama-bpe")
     begin = metadata.get("tokenizer.ggml.bos_token_id")
     end = metadata.get("tokenizer.ggml.eos_token_id")
-    adds_begin = metadata.get("tokenizer.ggml.add_bos_token", usual) and begin is not None
-    adds_end = metadata.get("tokenizer.ggml.add_eos_token", False) and end is not None
-    if not adds_begin and not adds_end:
+    first, last = [], []
+    if begin is not None and metadata.get("tokenizer.ggml.add_bos_token", usual):
+        first = [tokens[begin]]
+    if end is not None and metadata.get("tokenizer.ggml.add_eos_token", False):
+        last = [tokens[end]]
+    if not first and not last:
         return None
-    special = [tokens[each] for each, adds in ((begin, adds_begin), (end, adds_end)) if adds]
-    first, last = (special[:1] if adds_begin else []), (special[-1:] if adds_end else [])
     return processors.TemplateProcessing(
         single=[*first, "$A", *last],
         pair=[*first, "$A", *last, *(f"{each}:1" for each in first), "$B:1"],
-        special_tokens=[(token, tokens.index(token)) for token in special],
+        special_tokens=[(token, tokens.index(token)) for token in (*first, *last)],
     )

@@ -139,6 +139,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         tokenizer_files=tokenizer.files,
         expected=profile.expected,
         default_sampling=generation_config.sampling,
+        quantization=checkpoint.quantization,
     )
 
 
@@ -194,12 +195,14 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
     is_auto = model_config.dtype == "auto"
     try:
         dtype = "auto" if is_auto else _DTYPES[model_config.dtype]
+        if is_auto and model_config.device == "cpu" and checkpoint.quantization is not None:
+            dtype = _of_quantised(checkpoint, config)
         model, info = _from_pretrained(auto_class, checkpoint, config, dtype)
         if is_auto and model.dtype == torch.float16 and model_config.device == "cpu":
             dtype = _instead_of_float16(model)
             del model
             model, info = _from_pretrained(auto_class, checkpoint, config, dtype)
-        check_weight_names(checkpoint.directory, model, info)
+        check_weight_names(checkpoint.path, model, info)
         for parameter in show_progress(list(model.parameters()), "weights"):
             parameter.data = parameter.data.to(model_config.device)
         model = model.to(model_config.device).eval()
@@ -253,7 +256,31 @@ def _from_pretrained(
         # Mismatches are named in an error below.
         ignore_mismatched_sizes=True,
     )
+    if checkpoint.quantization is not None and weights is not None:
+        _log.info(
+            "weights_dequantised format=%s num_tensors=%d dtype=%s file_size=%r size=%r",
+            checkpoint.quantization,
+            sum(tensor.is_quantised for tensor in weights.values()),
+            str(model.dtype).removeprefix("torch."),
+            format_bytes(sum(path.stat().st_size for path in checkpoint.weight_files)),
+            format_bytes(weights_bytes(model)),
+        )
     return model, info
+
+
+def _of_quantised(checkpoint: Checkpoint, config: Any) -> torch.dtype:  # noqa: ANN401
+    """Returns the dtype in which a CPU computes dequantised weights.
+
+    Bfloat16 instead of float16: codes of few bits are less exact than either.
+    """
+    dtype = _declared_dtype(config)
+    if dtype != torch.float16:
+        return dtype
+    _log.info(
+        "float16_computed_in_bfloat16 format=%s: the weights are quantised",
+        checkpoint.quantization,
+    )
+    return torch.bfloat16
 
 
 def _instead_of_float16(model: Any) -> torch.dtype:  # noqa: ANN401
@@ -336,7 +363,7 @@ def _load_error(checkpoint: Checkpoint, error: Exception) -> ExecutorError:
 
     The more special classes do not tell the cause.
     """
-    line = f"{checkpoint.directory}: {one_line(error)}"
+    line = f"{checkpoint.path}: {one_line(error)}"
     if is_out_of_memory(error):
         return OutOfMemory(line)
     if isinstance(error, (ImportError, NotImplementedError, ValueError)):
@@ -381,30 +408,30 @@ _FURTHER_AHEAD = re.compile(r"(^|\.)mtp(_\w+)?\.")
 _LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
 
 
-def check_weight_names(directory: Path, model: Any, info: Mapping[str, Any]) -> None:  # noqa: ANN401
+def check_weight_names(path: Path, model: Any, info: Mapping[str, Any]) -> None:  # noqa: ANN401
     """Raises ModelUnreadable for a checkpoint that breaks the rule, with a name and the count.
 
-    `model`: of `transformers`. `info`: its loading info.
+    `path`: of the checkpoint. `model`: of `transformers`. `info`: its loading info.
     """
     model_class = type(model).__name__
     missing = sorted(info["missing_keys"])
     if missing:
         raise ModelUnreadable(
-            f"{directory}: the weights lack {missing[0]} and {len(missing) - 1} more tensors of"
+            f"{path}: the weights lack {missing[0]} and {len(missing) - 1} more tensors of"
             f" {model_class}: not served; supported: weights with all tensors"
         )
     mismatched = sorted(info["mismatched_keys"])
     if mismatched:
         name, found, expected = mismatched[0]
         raise ModelUnreadable(
-            f"{directory}: {name} has shape {list(found)} where config.json implies"
+            f"{path}: {name} has shape {list(found)} where the configuration implies"
             f" {list(expected)}, and {len(mismatched) - 1} more tensors do not match: not"
             " served; supported: weights with the config.json that they were saved with"
         )
     unused = sorted(name for name in info["unexpected_keys"] if not _is_harmless(name, model))
     if unused:
         raise ModelUnreadable(
-            f"{directory}: {model_class} does not use {unused[0]} and {len(unused) - 1} more"
+            f"{path}: {model_class} does not use {unused[0]} and {len(unused) - 1} more"
             " tensors of the weights, which may be of another model: not served; supported:"
             " weights with the config.json that they were saved with"
         )

@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from executor_service.checkpoint.folder import Checkpoint
-from executor_service.checkpoint.gguf_tokenizer import build_tokenizer
+from executor_service.checkpoint.gguf_tokenizer import build_gguf_tokenizer
 from executor_service.errors import one_line
 from executor_service.quantization import GgufFile
 from executor_service.steps import TokenizerFile
@@ -99,7 +99,7 @@ def read_tokenizer(checkpoint: Checkpoint, config: Any = None) -> ModelTokenizer
 def _of_gguf(gguf: GgufFile) -> ModelTokenizer:
     """Returns the tokenizer and the chat template that a GGUF file has."""
     try:
-        tokenizer = build_tokenizer(gguf.metadata)
+        tokenizer = build_gguf_tokenizer(gguf.metadata)
     except Exception as error:  # the bindings raise nothing narrower
         _log.warning(
             "tokenizer_unreadable source=%s reason=%r: prompts must be token ids",

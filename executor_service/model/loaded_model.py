@@ -45,7 +45,8 @@ class LoadedModel:
     compute logits of chosen tokens only. `weights_bytes`: bytes of all parameters and buffers, each
     counted once. `tokenizer_files`: files for clients, by name. `expected`: logits that a
     replacement of the model must reproduce; None once the choice of a replacement is final.
-    `default_sampling`: recommendation of the model's authors.
+    `default_sampling`: recommendation of the model's authors. `quantization`: format in which the
+    checkpoint has its weights quantised; None for plain ones.
     """
 
     model: nn.Module
@@ -68,6 +69,7 @@ class LoadedModel:
     kv_scales: tuple[KVScales, ...] = ()
     expected: ExpectedLogits | None = None
     default_sampling: DefaultSampling = field(default_factory=DefaultSampling)
+    quantization: str | None = None
 
     @property
     def layer_windows(self) -> tuple[int | None, ...]:

@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor_service.errors import ModelUnreadable
+from executor_service.errors import ModelUnreadable, ModelUnsupported
 from executor_service.quantization.codes import signed_values
 from executor_service.quantization.weight_format import (
+    check_dims,
     check_dtype,
     check_group_size,
     check_scales,
     check_shape,
+    plain_weight,
     take,
 )
 from splitserve_common import parse_json
@@ -55,7 +57,11 @@ class BitsAndBytes:
         weight = take(parts, weight_name, "weight")
         if weight.dtype == torch.int8:
             scales = take(parts, weight_name, "SCB")
-            check_shape(f"{weight_name} (SCB)", scales, [[len(weight)]])
+            module = weight_name.removesuffix(".weight")
+            check_dims(weight_name, weight, 2)
+            check_shape(f"{module}.SCB", scales, [[len(weight)]])
+            check_scales(f"{module}.SCB", scales)
+            _check_layout(module, parts)
             return PackedWeight(
                 planes=(CodePlane(weight.view(torch.uint8), 8),),
                 values=signed_values(8),
@@ -64,8 +70,17 @@ class BitsAndBytes:
                 dtype=dtype,
             )
         if weight.dtype != torch.uint8:
-            return weight
+            return plain_weight(weight_name, weight, "SCB")
         return _pack_four_bits(weight_name, weight, parts, dtype)
+
+
+def _check_layout(module: str, parts: Mapping[str, Tensor]) -> None:
+    """Raises ModelUnsupported unless 8-bit codes are in rows; other orders are of old GPUs."""
+    layout = parts.get("weight_format")
+    if layout is not None and (layout.numel() != 1 or int(layout) != 0):
+        raise ModelUnsupported(
+            f"{module}.weight_format is {layout.tolist()}, not served; supported: 0 (rows)"
+        )
 
 
 def _pack_four_bits(
@@ -78,7 +93,7 @@ def _pack_four_bits(
         group_size = int(state["blocksize"])
         absmax = take(parts, weight_name, "absmax")
         if "nested_absmax" in parts:
-            absmax = _nested(absmax, parts, state)
+            absmax = _nested(weight_name, absmax, parts, state)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelUnreadable(f"{weight_name}: its quant_state is not readable") from error
     check_dtype(f"{weight_name}.absmax", absmax, torch.float32)
@@ -90,19 +105,26 @@ def _pack_four_bits(
         raise ModelUnreadable(
             f"{weight_name} has {weight.numel()} bytes; allowed: {num_outputs * num_inputs // 2}"
         )
+    table = take(parts, weight_name, "quant_map")
+    check_shape(f"{weight_name}.quant_map", table, [[16]])
     # The first of two numbers is in the upper half of a byte.
     codes = weight.reshape(num_outputs, num_inputs // 2)
     return PackedWeight(
         planes=(CodePlane(codes << 4 | codes >> 4, 4),),
-        values=take(parts, weight_name, "quant_map").float(),
+        values=table.float(),
         scales=GroupValues(absmax.reshape(num_outputs, num_groups)),
         group_size=group_size,
         dtype=dtype,
     )
 
 
-def _nested(absmax: Tensor, parts: Mapping[str, Tensor], state: Mapping[str, Any]) -> Tensor:
+def _nested(
+    weight_name: str, absmax: Tensor, parts: Mapping[str, Tensor], state: Mapping[str, Any]
+) -> Tensor:
     """Returns scales that are themselves stored as codes of 8 bits, [groups] float32."""
-    numbers = parts["nested_quant_map"].float()[absmax.int()]
-    factors = parts["nested_absmax"].float().repeat_interleave(int(state["nested_blocksize"]))
-    return numbers * factors[: len(numbers)] + float(state["nested_offset"])
+    table, factors = take(parts, weight_name, "nested_quant_map"), parts["nested_absmax"]
+    block = int(state["nested_blocksize"])
+    check_shape(f"{weight_name}.nested_quant_map", table, [[256]])
+    check_shape(f"{weight_name}.nested_absmax", factors, [[-(-absmax.numel() // block)]])
+    spread = factors.float().repeat_interleave(block)[: absmax.numel()]
+    return table.float()[absmax.flatten().int()] * spread + float(state["nested_offset"])

@@ -27,13 +27,14 @@ def float8_values(dtype: torch.dtype) -> Tensor:
 
 def signed_values(num_bits: int) -> Tensor:
     """Returns the number of each code of two's complement, [2 ** num_bits] float32."""
-    codes = torch.arange(2**num_bits, dtype=torch.float32)
-    return torch.where(codes < 2 ** (num_bits - 1), codes, codes - 2**num_bits)
+    half = 2 ** (num_bits - 1)
+    return torch.cat((torch.arange(half), torch.arange(-half, 0))).float()
 
 
 def centred_values(num_bits: int) -> Tensor:
     """Returns the number of each code that is stored plus 2 ** (num_bits - 1), float32."""
-    return torch.arange(2**num_bits, dtype=torch.float32) - 2 ** (num_bits - 1)
+    half = 2 ** (num_bits - 1)
+    return torch.arange(-half, half).float()
 
 
 def planes_of_codes(codes: Tensor, num_bits: int) -> tuple[CodePlane, ...]:
@@ -74,8 +75,9 @@ def unpack_dense(words: Tensor, num_bits: int, num_codes: int) -> Tensor:
     data = torch.nn.functional.pad(data, (0, 1))
     starts = torch.arange(num_codes) * num_bits
     first, shift = starts // 8, (starts % 8).to(torch.int32)
-    pairs = data[:, first].int() | data[:, first + 1].int() << 8
-    return (pairs >> shift & (2**num_bits - 1)).to(torch.uint8)
+    pairs: Tensor = data[:, first].int() | data[:, first + 1].int() << 8
+    codes: Tensor = pairs >> shift & (2**num_bits - 1)
+    return codes.to(torch.uint8)
 
 
 def planes_of_words(words: Tensor, num_bits: int, num_inputs: int) -> tuple[CodePlane, ...]:

@@ -25,11 +25,13 @@ from executor_service.quantization.codes import (
     unpack_dense,
 )
 from executor_service.quantization.weight_format import (
+    check_dims,
     check_dtype,
     check_group_size,
     check_scales,
     check_shape,
     matrix_scales,
+    plain_weight,
     take,
 )
 from splitserve_kernels.packed_weight import CodePlane, GroupValues, PackedWeight
@@ -46,7 +48,7 @@ _PARTS = re.compile(
     r"^(?P<module>.+)\.(?P<part>weight_(?:packed|scale|shape|zero_point|g_idx|global_scale)"
     r"|input_(?:scale|zero_point|global_scale))$"
 )
-_MIXED = "mixed-precision"
+_STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,14 @@ class CompressedTensors:
         """Reads the declaration. Raises ModelUnsupported for a scheme that is not read."""
         groups = declared.get("config_groups")
         if not isinstance(groups, dict) or not groups:
-            raise ModelUnsupported("quantization_config.config_groups is missing; allowed: schemes")
+            raise ModelUnsupported(
+                "quantization_config.config_groups is missing, not served; supported: schemes of"
+                " weights"
+            )
         if declared.get("sparsity_config"):
-            raise ModelUnsupported("quantization_config.sparsity_config: not served")
+            raise ModelUnsupported(
+                "quantization_config.sparsity_config, not served; supported: dense weights"
+            )
         common = str(declared.get("format", "dense"))
         self._schemes = [_scheme(name, group, common) for name, group in groups.items()]
         self._ignored = tuple(str(each) for each in declared.get("ignore") or ())
@@ -97,7 +104,7 @@ class CompressedTensors:
     ) -> PackedWeight | Tensor:
         """Returns the packed weight of a layer, see `WeightFormat`."""
         if "weight_scale" not in parts and "weight_packed" not in parts:
-            return take(parts, weight_name, "weight")
+            return plain_weight(weight_name, take(parts, weight_name, "weight"), "weight_scale")
         scheme = self._scheme_of(weight_name)
         if scheme is None:
             raise ModelUnreadable(
@@ -134,19 +141,29 @@ def _scheme(name: str, group: Any, common_format: str) -> WeightScheme:  # noqa:
     where = f"quantization_config.config_groups.{name}"
     weights = group.get("weights") if isinstance(group, dict) else None
     if not isinstance(weights, dict):
-        raise ModelUnsupported(f"{where}.weights is missing: not served")
-    own_format = group.get("format")
-    weight_format = str(own_format or common_format)
+        raise ModelUnsupported(
+            f"{where}.weights is missing, not served; supported: schemes of weights"
+        )
+    weight_format = str(group.get("format") or common_format)
     if weight_format not in FORMATS:
-        raise ModelUnsupported(f"{where}.format is {weight_format}; allowed: {', '.join(FORMATS)}")
+        raise ModelUnsupported(
+            f"{where}.format is {weight_format}, not served; supported: {', '.join(FORMATS)}"
+        )
     num_bits, strategy = weights.get("num_bits", 8), weights.get("strategy")
     group_size, block = weights.get("group_size"), weights.get("block_structure")
     if isinstance(block, str):
         block = block.split("x")
     if strategy is None:
         strategy = "tensor" if group_size is None else "group" if group_size > 0 else "channel"
-    if strategy not in ("tensor", "channel", "group", "block", "tensor_group"):
-        raise ModelUnsupported(f"{where}.weights.strategy is {strategy}: not served")
+    if strategy not in _STRATEGIES:
+        raise ModelUnsupported(
+            f"{where}.weights.strategy is {strategy}, not served; supported:"
+            f" {', '.join(_STRATEGIES)}"
+        )
+    if num_bits not in range(1, 9):
+        raise ModelUnsupported(
+            f"{where}.weights.num_bits is {num_bits}, not served; supported: 1 to 8"
+        )
     return WeightScheme(
         format=weight_format,
         targets=tuple(str(target) for target in group.get("targets") or ()),
@@ -176,7 +193,9 @@ def _pack_integers(
     module = weight_name.removesuffix(".weight")
     words = take(parts, weight_name, "weight_packed")
     check_dtype(f"{module}.weight_packed", words, torch.int32)
-    num_outputs, num_inputs = take(parts, weight_name, "weight_shape").tolist()
+    shape = take(parts, weight_name, "weight_shape")
+    check_shape(f"{module}.weight_shape", shape, [[2]])
+    num_outputs, num_inputs = shape.tolist()
     num_bits = scheme.num_bits
     check_shape(f"{module}.weight_packed", words, [[num_outputs, -(-num_inputs * num_bits // 32)]])
     if scheme.group_size > 0:
@@ -250,6 +269,7 @@ def _pack_fp4(
     module = weight_name.removesuffix(".weight")
     packed = take(parts, weight_name, "weight_packed")
     check_dtype(f"{module}.weight_packed", packed, torch.uint8)
+    check_dims(f"{module}.weight_packed", packed, 2)
     num_outputs, num_inputs = packed.shape[0], packed.shape[1] * 2
     is_mx = scheme.format.startswith("mxfp4")
     group_size = scheme.group_size or (32 if is_mx else 16)
@@ -261,7 +281,10 @@ def _pack_fp4(
         scales = scales.view(torch.float8_e8m0fnu)
     elif not is_mx:
         # The global scale was multiplied into the stored ones.
-        shared = 1.0 / float(take(parts, weight_name, "weight_global_scale"))
+        common = take(parts, weight_name, "weight_global_scale")
+        check_shape(f"{module}.weight_global_scale", common, [[1], []])
+        check_scales(f"{module}.weight_global_scale", 1.0 / common)
+        shared = 1.0 / float(common)
     check_scales(f"{module}.weight_scale", scales)
     return PackedWeight(
         planes=(CodePlane(packed, 4),),
@@ -279,6 +302,7 @@ def _pack_bytes(
     module = weight_name.removesuffix(".weight")
     codes = take(parts, weight_name, "weight")
     check_dtype(weight_name, codes, torch.int8, torch.float8_e4m3fn)
+    check_dims(weight_name, codes, 2)
     scales, group_size, rows = matrix_scales(
         f"{module}.weight_scale",
         take(parts, weight_name, "weight_scale"),
@@ -290,7 +314,10 @@ def _pack_bytes(
     if is_int and not scheme.symmetric:
         # Codes are shifted to be positive, as all zero points are stored.
         stored = take(parts, weight_name, "weight_zero_point")
-        zero_points = (stored.reshape(scales.numbers.shape).int() + 128).to(torch.uint8)
+        if stored.numel() == scales.numbers.numel():
+            stored = stored.reshape(scales.numbers.shape)
+        check_shape(f"{module}.weight_zero_point", stored, [scales.numbers.shape])
+        zero_points = (stored.int() + 128).to(torch.uint8)
         codes = (codes.view(torch.uint8) ^ 0x80).view(torch.int8)
     values = signed_values(8) if is_int else float8_values(codes.dtype)
     return PackedWeight(

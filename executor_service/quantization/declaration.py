@@ -48,7 +48,8 @@ def declared_format(directory: Path, config: Mapping[str, Any]) -> WeightFormat 
     """Returns the format of the quantised layers; None for a plain checkpoint.
 
     `config`: contents of config.json in `directory`. A declaration about stored keys and values
-    alone does not count. Raises ModelUnsupported for a format that is not read.
+    alone does not count. Raises ModelUnsupported for a format that is not read, and for stored keys
+    and values of another kind than `read_kv_scales` reads.
     """
     for key, declared in _declarations(config):
         return _format(directory, key, declared)
@@ -61,19 +62,43 @@ def declared_format(directory: Path, config: Mapping[str, Any]) -> WeightFormat 
 
 
 def _format(directory: Path, source: str, declared: object) -> WeightFormat:
-    method = declared.get("quant_method") if isinstance(declared, dict) else None
-    if source == "compression_config":
-        method = method or CompressedTensors.name
+    method = _method(source, declared)
     make = _FORMATS.get(str(method))
     if make is None or not isinstance(declared, dict):
         raise ModelUnsupported(
-            f"{directory}: quantised: {_describe(source, declared)}, not served; allowed are"
-            f" {', '.join(_FORMATS)}, and plain float32, bfloat16 and float16"
+            f"{directory}: quantised: {_describe(source, declared)}, not served; supported:"
+            f" {', '.join(_FORMATS)}, GGUF, and plain float32, bfloat16 and float16"
         )
     try:
+        _check_kv_scheme(declared)
         return make(declared)
     except ModelUnsupported as error:
         raise ModelUnsupported(f"{directory}: quantised with {method}: {error}") from error
+
+
+def _method(source: str, declared: object) -> str | None:
+    """Returns the method's name, which some old declarations only imply."""
+    if not isinstance(declared, dict):
+        return None
+    method = declared.get("quant_method")
+    if isinstance(method, str):
+        return method
+    if declared.get("load_in_4bit") or declared.get("load_in_8bit"):
+        return BitsAndBytes.name
+    return CompressedTensors.name if source == "compression_config" else None
+
+
+def _check_kv_scheme(declared: Mapping[str, Any]) -> None:
+    """Raises ModelUnsupported for stored keys and values of another kind than is read."""
+    scheme = declared.get("kv_cache_scheme")
+    if not isinstance(scheme, dict):
+        return
+    for name, allowed in _KV_SCHEME.items():
+        if scheme.get(name) != allowed:
+            raise ModelUnsupported(
+                f"quantization_config.kv_cache_scheme.{name} is {json.dumps(scheme.get(name))}, not"
+                f" served; supported: {json.dumps(allowed)}"
+            )
 
 
 def _declarations(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from executor_service.errors import ModelUnsupported
 from executor_service.quantization.codes import float8_values
-from executor_service.quantization.weight_format import check_dtype, matrix_scales, take
+from executor_service.quantization.weight_format import (
+    check_dims,
+    check_dtype,
+    matrix_scales,
+    plain_weight,
+    take,
+)
 from splitserve_kernels.packed_weight import CodePlane, PackedWeight
 
 _PARTS = re.compile(
@@ -33,7 +39,8 @@ class Float8:
         block = declared.get("weight_block_size")
         if block is not None and (not isinstance(block, list) or len(block) != 2):
             raise ModelUnsupported(
-                f"quantization_config.weight_block_size is {block}; allowed: two sizes"
+                f"quantization_config.weight_block_size is {block}, not served; supported: the"
+                " rows and columns of a block"
             )
         self._block = (int(block[0]), int(block[1])) if block else (1, 0)
 
@@ -50,8 +57,9 @@ class Float8:
         """Returns the packed weight of a layer, see `WeightFormat`."""
         codes = take(parts, weight_name, "weight")
         if codes.dtype.itemsize > 1:
-            return codes
+            return plain_weight(weight_name, codes, "weight_scale")
         check_dtype(weight_name, codes, torch.float8_e4m3fn, torch.float8_e5m2)
+        check_dims(weight_name, codes, 2)
         part = "weight_scale_inv" if "weight_scale_inv" in parts else "weight_scale"
         scales, group_size, rows = matrix_scales(
             f"{weight_name.removesuffix('.weight')}.{part}",

@@ -72,7 +72,7 @@ def _nibbles(data: Tensor, half: int) -> Tensor:
 
     `data`: [N, B, bytes] uint8. Returns [N, K].
     """
-    parts = data.unflatten(2, (-1, half))
+    parts = data.reshape(*data.shape[:2], -1, half)
     return torch.stack((parts & 15, parts >> 4), dim=3).flatten(1)
 
 
@@ -115,7 +115,7 @@ def _q5_1(blocks: Tensor) -> _Layers:
 def _pairs_of_bits(data: Tensor) -> Tensor:
     """Returns codes of two bits: of each 32 bytes first the lowest pairs. Returns [N, K]."""
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
-    return (data.unflatten(2, (-1, 1, 32)) >> shifts & 3).flatten(1)
+    return (data.reshape(*data.shape[:2], -1, 1, 32) >> shifts & 3).flatten(1)
 
 
 def _q2_k(blocks: Tensor) -> _Layers:
@@ -148,7 +148,7 @@ def _q3_k(blocks: Tensor) -> _Layers:
 
 def _six_bit_scales(blocks: Tensor) -> tuple[GroupValues, GroupValues]:
     """Returns the scales and offsets of Q4_K and Q5_K, eight of each in a block."""
-    first, second, third = blocks[:, :, 4:16].unflatten(2, (3, 4)).unbind(2)
+    first, second, third = torch.split(blocks[:, :, 4:16], 4, dim=2)
     scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), dim=2)
     offsets = torch.cat((second & 63, third >> 4 | second >> 6 << 4), dim=2)
     return (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from executor_service.errors import ModelUnreadable, ModelUnsupported
 from executor_service.quantization.gguf_blocks import BLOCK_TYPES
+from splitserve_options import NoCheckpoint, gguf_files
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -48,7 +48,6 @@ _TYPE_NAMES = {
     19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 28: "F64", 29: "IQ1_M",
     30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
-_SPLIT = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +62,11 @@ class GgufTensor:
     shape: tuple[int, ...]
     data: Tensor
 
+    @property
+    def is_quantised(self) -> bool:
+        """Whether its numbers are codes."""
+        return self.type_name not in PLAIN_TYPES
+
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
@@ -73,31 +77,16 @@ class GgufFile:
     tensors: Mapping[str, GgufTensor]
 
 
-def find_gguf_files(path: Path) -> tuple[Path, ...]:
-    """Returns all files of the model of which `path` is one, in order.
-
-    Raises ModelUnreadable if some are missing.
-    """
-    found = _SPLIT.match(path.name)
-    if found is None:
-        return (path,)
-    count = int(found["count"])
-    names = [f"{found['stem']}-{number + 1:05}-of-{count:05}.gguf" for number in range(count)]
-    missing = [name for name in names if not (path.parent / name).is_file()]
-    if missing:
-        raise ModelUnreadable(
-            f"{path.parent}: {len(missing)} of {count} files are missing, the first is {missing[0]}"
-        )
-    return tuple(path.parent / name for name in names)
-
-
 def read_gguf(path: Path) -> GgufFile:
     """Reads the model of which `path` is one file. Tensors are views of the mapped files.
 
     Raises ModelUnreadable for broken, truncated or missing files, ModelUnsupported for types of
     tensors that are not read.
     """
-    paths = find_gguf_files(path)
+    try:
+        paths = gguf_files(path)
+    except NoCheckpoint as error:
+        raise ModelUnreadable(str(error)) from error
     tensors: dict[str, GgufTensor] = {}
     first: Mapping[str, Any] = {}
     for number, each in enumerate(paths):
@@ -143,7 +132,8 @@ class _Reader:
         version = self._scalar("I")
         if version not in _VERSIONS:
             raise ModelUnsupported(
-                f"{self._path}: GGUF version {version}; allowed: 2 and 3, little-endian"
+                f"{self._path}: GGUF version {version}, not served; supported: 2 and 3 in"
+                " little-endian order"
             )
         num_tensors, num_entries = self._count(), self._count()
         metadata = {self._string(): self._value(self._scalar("I")) for _ in range(num_entries)}
@@ -207,7 +197,7 @@ class _Reader:
         else:
             allowed = ", ".join((*PLAIN_TYPES, *BLOCK_TYPES))
             raise ModelUnsupported(
-                f"{self._path}: {name} has type {type_name}: not served; allowed: {allowed}"
+                f"{self._path}: {name} has type {type_name}, not served; supported: {allowed}"
             )
         if shape[-1] % num_elements:
             raise ModelUnreadable(

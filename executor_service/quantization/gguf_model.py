@@ -71,8 +71,19 @@ class GgufMetadata:
         return str(self.file.metadata.get("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401
-        """Returns the value of a key of the architecture."""
-        return self.file.metadata.get(f"{self.architecture}.{key}", default)
+        """Returns the value of a key of the architecture.
+
+        Raises ModelUnsupported if it has a value for each layer, and these differ.
+        """
+        value = self.file.metadata.get(f"{self.architecture}.{key}", default)
+        if not isinstance(value, list):
+            return value
+        if len(set(value)) != 1:
+            raise ModelUnsupported(
+                f"{self.file.paths[0]}: {self.architecture}.{key} differs between layers, not"
+                " served; supported: one value for all layers"
+            )
+        return value[0]
 
     def need(self, key: str) -> Any:  # noqa: ANN401
         """Returns the value of a key. Raises ModelUnreadable if the file lacks it."""
@@ -126,7 +137,10 @@ def _rope(metadata: GgufMetadata) -> dict[str, Any]:
             "factor": float(factor),
             "original_max_position_embeddings": int(original),
         }
-    raise ModelUnsupported(f"{metadata.file.paths[0]}: rope.scaling.type is {kind}: not served")
+    raise ModelUnsupported(
+        f"{metadata.file.paths[0]}: rope.scaling.type is {kind}, not served; supported: none,"
+        " linear, yarn"
+    )
 
 
 def _llama3_scaling(metadata: GgufMetadata, theta: float) -> dict[str, Any]:
@@ -150,7 +164,8 @@ def _llama3_scaling(metadata: GgufMetadata, theta: float) -> dict[str, Any]:
                 "original_max_position_embeddings": original,
             }
     raise ModelUnsupported(
-        f"{metadata.file.paths[0]}: rope_freqs.weight has factors of no known scaling: not served"
+        f"{metadata.file.paths[0]}: rope_freqs.weight has factors of no known scaling, not served;"
+        " supported: those of Llama 3.1, 3.2 and 3.3"
     )
 
 
@@ -308,8 +323,8 @@ def _architecture(metadata: GgufMetadata) -> GgufArchitecture:
         return _ARCHITECTURES[metadata.architecture]
     except KeyError:
         raise ModelUnsupported(
-            f"{metadata.file.paths[0]}: general.architecture is {metadata.architecture}: not"
-            f" served; allowed: {', '.join(_ARCHITECTURES)}"
+            f"{metadata.file.paths[0]}: general.architecture is {metadata.architecture}, not"
+            f" served; supported: {', '.join(_ARCHITECTURES)}"
         ) from None
 
 
@@ -319,6 +334,11 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     Raises ModelUnsupported for an architecture, or an option of it, that is not read.
     """
     metadata = GgufMetadata(file)
+    kind = file.metadata.get("general.type", "model")
+    if kind != "model":
+        raise ModelUnsupported(
+            f"{file.paths[0]}: general.type is {kind}, not served; supported: model"
+        )
     architecture = _architecture(metadata)
     num_heads = metadata.need("attention.head_count")
     width = metadata.need("embedding_length")
@@ -410,11 +430,12 @@ def _named(
     elif name in architecture.names:
         own = f"{prefix}.{architecture.names[name]}"
         is_permuted = architecture.are_pairs_permuted and name in ("attn_q", "attn_k")
-        heads = "attention.head_count" if name == "attn_q" else "attention.head_count_kv"
-        num_heads = metadata.need(heads) if is_permuted else 0
+        num_heads = metadata.need("attention.head_count")
+        if name == "attn_k":
+            num_heads = metadata.get("attention.head_count_kv", num_heads)
         yield (
             own if name == "attn_sinks" else f"{own}.{kind}",
-            _changed(tensor, architecture, dtype, num_heads=num_heads),
+            _changed(tensor, architecture, dtype, num_heads=num_heads if is_permuted else 0),
         )
     else:
         raise _no_place(tensor, metadata)
@@ -441,7 +462,7 @@ def _changed(
             plain = plain - 1
         return plain
 
-    return LazyTensor(read)
+    return LazyTensor(read, is_quantised=tensor.is_quantised)
 
 
 def _order_of_pairs(num_rows: int, num_heads: int) -> Tensor:
@@ -466,7 +487,7 @@ def _expert(tensor: GgufTensor, number: int, dtype: torch.dtype) -> LazyTensor:
     num_rows = tensor.shape[1]
     rows = tensor.data[number * num_rows : (number + 1) * num_rows]
     own = GgufTensor(tensor.name, tensor.type_name, tensor.shape[1:], rows)
-    return LazyTensor(lambda: _plain(own, dtype))
+    return LazyTensor(lambda: _plain(own, dtype), is_quantised=tensor.is_quantised)
 
 
 # -- Experts of gpt-oss, whose gate and up rows alternate in `transformers` ------------------------
@@ -492,4 +513,4 @@ def _oss_expert(tensor: GgufTensor, metadata: GgufMetadata, dtype: torch.dtype) 
             plain = torch.stack((_plain(other, dtype), plain), dim=2).flatten(1, 2)
         return plain.transpose(1, 2).contiguous() if plain.ndim == 3 else plain
 
-    return LazyTensor(read)
+    return LazyTensor(read, is_quantised=tensor.is_quantised)

@@ -16,6 +16,7 @@ from executor_service.errors import ModelUnsupported
 from executor_service.quantization.codes import planes_of_codes, unpack_dense
 from executor_service.quantization.compressed_tensors import order_of_groups
 from executor_service.quantization.weight_format import (
+    check_dims,
     check_dtype,
     check_group_size,
     check_scales,
@@ -45,7 +46,8 @@ class Gptq:
         stored = declared.get("checkpoint_format") or "gptq"
         if stored not in ("gptq", "gptq_v2"):
             raise ModelUnsupported(
-                f"quantization_config.checkpoint_format is {stored}; allowed: gptq, gptq_v2"
+                f"quantization_config.checkpoint_format is {stored}, not served; supported: gptq,"
+                " gptq_v2"
             )
         # The first version stores zero points less 1.
         self._added_to_zeros = 1 if stored == "gptq" else 0
@@ -66,6 +68,7 @@ class Gptq:
         scales = take(parts, weight_name, "scales")
         for part, tensor in (("qweight", words), ("qzeros", zeros)):
             check_dtype(f"{module}.{part}", tensor, torch.int32)
+            check_dims(f"{module}.{part}", tensor, 2)
         num_inputs, num_outputs = words.shape[0] * 32 // num_bits, words.shape[1]
         group_size = num_inputs if group_size == -1 else group_size
         check_group_size(weight_name, num_inputs, group_size)
@@ -100,7 +103,9 @@ class Gptq:
                 break
         num_bits, group_size = settings.get("bits"), settings.get("group_size", -1)
         if num_bits not in (2, 3, 4, 8):
-            raise ModelUnsupported(f"quantization_config.bits is {num_bits}; allowed: 2, 3, 4, 8")
+            raise ModelUnsupported(
+                f"quantization_config.bits is {num_bits}, not served; supported: 2, 3, 4, 8"
+            )
         return int(num_bits), int(group_size)
 
 
@@ -113,10 +118,14 @@ class Awq:
         """Reads the declaration. Raises ModelUnsupported for a variant that is not read."""
         version = str(declared.get("version") or "gemm").lower()
         if version != "gemm":
-            raise ModelUnsupported(f"quantization_config.version is {version}; allowed: gemm")
+            raise ModelUnsupported(
+                f"quantization_config.version is {version}, not served; supported: gemm"
+            )
         num_bits = declared.get("bits", declared.get("w_bit"))
         if num_bits != 4:
-            raise ModelUnsupported(f"quantization_config.bits is {num_bits}; allowed: 4")
+            raise ModelUnsupported(
+                f"quantization_config.bits is {num_bits}, not served; supported: 4"
+            )
         self._group_size = int(declared.get("group_size", declared.get("q_group_size", 128)))
 
     def part_of(self, tensor_name: str) -> tuple[str, str] | None:
@@ -132,6 +141,7 @@ class Awq:
         scales = take(parts, weight_name, "scales")
         for part, tensor in (("qweight", words), ("qzeros", zeros)):
             check_dtype(f"{module}.{part}", tensor, torch.int32)
+            check_dims(f"{module}.{part}", tensor, 2)
         num_inputs, num_outputs = words.shape[0], words.shape[1] * 8
         group_size = num_inputs if self._group_size == -1 else self._group_size
         check_group_size(weight_name, num_inputs, group_size)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from executor_service.quantization.codes import E2M1_VALUES
-from executor_service.quantization.weight_format import check_dtype, check_shape, take
+from executor_service.quantization.weight_format import check_dims, check_dtype, check_shape, take
 from splitserve_kernels.packed_weight import CodePlane, GroupValues, PackedExperts, PackedWeight
 
 _PARTS = re.compile(r"^(?P<weight>.+)_(?P<part>blocks|scales)$")
@@ -38,6 +38,7 @@ class Mxfp4:
         scales = take(parts, weight_name, "scales")
         check_dtype(f"{weight_name}_blocks", blocks, torch.uint8)
         check_dtype(f"{weight_name}_scales", scales, torch.uint8)
+        check_dims(f"{weight_name}_blocks", blocks, 4)
         num_experts, num_outputs, num_groups, num_bytes = blocks.shape
         check_shape(
             f"{weight_name}_blocks",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ class LazyTensor:
     """A tensor that is read, and dequantised, each time that it is indexed.
 
     `transformers` loads such objects one at a time, as it loads slices of safetensors files.
+    `is_quantised`: whether it is dequantised.
     """
 
     read: Callable[[], Tensor]
+    is_quantised: bool = False
 
     def __getitem__(self, _: object) -> Tensor:
         """Returns the whole tensor."""
@@ -61,7 +64,7 @@ def _lazy_layer(
         packed = weight_format.pack(name, {part: get() for part, get in parts.items()}, dtype)
         return packed.dequantized() if isinstance(packed, PackedWeight | PackedExperts) else packed
 
-    return LazyTensor(read)
+    return LazyTensor(read, is_quantised=len(parts) > 1)
 
 
 def _readers(files: Sequence[Path]) -> dict[str, Callable[[], Tensor]]:
@@ -73,17 +76,8 @@ def _readers(files: Sequence[Path]) -> dict[str, Callable[[], Tensor]]:
         if path.suffix == ".safetensors":
             opened: Any = safe_open(path, framework="pt")
             for name in opened.keys():  # noqa: SIM118 - it is no mapping
-                readers[name] = _reader(opened, name)
+                readers[name] = partial(opened.get_tensor, name)
         else:
             loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-            for name, tensor in loaded.items():
-                readers[name] = LazyTensor(lambda tensor=tensor: tensor).read
+            readers |= {name: partial(loaded.__getitem__, name) for name in loaded}
     return readers
-
-
-def _reader(opened: Any, name: str) -> Callable[[], Tensor]:  # noqa: ANN401
-    def read() -> Tensor:
-        tensor: Tensor = opened.get_tensor(name)
-        return tensor
-
-    return read

@@ -15,6 +15,8 @@ from torch import Tensor
 from executor_service.errors import ModelUnreadable
 from splitserve_kernels.packed_weight import GroupValues, PackedExperts, PackedWeight
 
+_PLAIN_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
 
 class WeightFormat(Protocol):
     """Format of the quantised layers of a checkpoint."""
@@ -43,10 +45,7 @@ def take(parts: Mapping[str, Tensor], weight_name: str, part: str) -> Tensor:
     try:
         return parts[part]
     except KeyError:
-        module = weight_name.removesuffix(".weight")
-        raise ModelUnreadable(
-            f"the weights lack {module}.{part}, without which {weight_name} cannot be dequantised"
-        ) from None
+        raise _lacks(weight_name, part) from None
 
 
 def check_shape(name: str, tensor: Tensor, allowed: Sequence[Sequence[int]]) -> None:
@@ -54,6 +53,31 @@ def check_shape(name: str, tensor: Tensor, allowed: Sequence[Sequence[int]]) -> 
     if list(tensor.shape) not in [list(shape) for shape in allowed]:
         shapes = " or ".join(str(list(shape)) for shape in allowed)
         raise ModelUnreadable(f"{name} has shape {list(tensor.shape)}; allowed: {shapes}")
+
+
+def check_dims(name: str, tensor: Tensor, num_dims: int) -> None:
+    """Raises ModelUnreadable unless `tensor` has `num_dims` dimensions."""
+    if tensor.ndim != num_dims:
+        raise ModelUnreadable(
+            f"{name} has shape {list(tensor.shape)}; allowed: {num_dims} dimensions"
+        )
+
+
+def plain_weight(weight_name: str, tensor: Tensor, scale: str) -> Tensor:
+    """Returns the weight of a layer that is not quantised.
+
+    Raises ModelUnreadable if it has codes. `scale`: the part that would be needed for these.
+    """
+    if tensor.dtype not in _PLAIN_DTYPES:
+        raise _lacks(weight_name, scale)
+    return tensor
+
+
+def _lacks(weight_name: str, part: str) -> ModelUnreadable:
+    module = weight_name.removesuffix(".weight")
+    return ModelUnreadable(
+        f"the weights lack {module}.{part}, without which {weight_name} cannot be dequantised"
+    )
 
 
 def check_dtype(name: str, tensor: Tensor, *allowed: torch.dtype) -> None:

@@ -122,8 +122,8 @@ def test_executor_stops_while_it_loads(
         (("--model={folder}/none",), r".*none: no such directory.*"),
         (
             ("--model={quantised}",),
-            r".*: quantised: gptq with 4 bits \(quantization_config\), not served;"
-            r" supported: an unquantised checkpoint of the model .*",
+            r".*: quantised: hqq with 4 bits \(quantization_config\), not served;"
+            r" supported: awq, .*",
         ),
         (
             ("--model={model}", "--num-device-blocks=2000000000"),
@@ -139,7 +139,7 @@ def test_executor_exits_with_2_when_it_cannot_serve(
 ) -> None:
     shutil.copytree(model, tmp_path / "quantised")
     config = tmp_path / "quantised" / "config.json"
-    declared = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    declared = {"quantization_config": {"quant_method": "hqq", "nbits": 4}}
     config.write_text(json.dumps({**json.loads(config.read_text()), **declared}))
     names = {"folder": tmp_path, "quantised": config.parent, "model": model}
 

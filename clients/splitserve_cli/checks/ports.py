@@ -172,7 +172,8 @@ def _check_model(command: Command, model: str) -> Finding:
         folder = find_checkpoint(model)
     except NoCheckpoint as problem:
         remedy = (
-            "give a folder with a checkpoint (config.json, *.safetensors), or a Hugging Face id"
+            "give a checkpoint's folder (config.json, *.safetensors), a GGUF file, or a Hugging"
+            " Face id"
         )
         return wrong("checkpoint", str(problem), _NO_START.format(command), remedy)
     return ok("checkpoint", f"{folder or model}{'' if folder else ', from the Hugging Face hub'}")

@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from executor_service.checkpoint.gguf_tokenizer import TokenizerUnknown, build_tokenizer
+from executor_service.checkpoint import TokenizerUnknown, build_gguf_tokenizer
 
 TEXT = (Path(__file__).parents[4] / "README.md").read_text()
 TEXTS = [
@@ -64,7 +64,7 @@ def pieces_metadata(pieces: sentencepiece.SentencePieceProcessor) -> dict[str, A
 def test_pieces_are_those_of_sentencepiece(
     pieces: sentencepiece.SentencePieceProcessor, text: str
 ) -> None:
-    tokenizer = build_tokenizer(pieces_metadata(pieces))
+    tokenizer = build_gguf_tokenizer(pieces_metadata(pieces))
 
     encoded = tokenizer.encode(text)
 
@@ -76,7 +76,9 @@ def test_pieces_are_those_of_sentencepiece(
 def test_pieces_begin_as_the_file_says(
     pieces: sentencepiece.SentencePieceProcessor, *, adds: bool, begin: list[int]
 ) -> None:
-    tokenizer = build_tokenizer(pieces_metadata(pieces) | {"tokenizer.ggml.add_bos_token": adds})
+    tokenizer = build_gguf_tokenizer(
+        pieces_metadata(pieces) | {"tokenizer.ggml.add_bos_token": adds}
+    )
 
     assert tokenizer.encode("Hi").ids == [*begin, *pieces.encode("Hi")]
 
@@ -126,7 +128,7 @@ def test_bytes_are_merged_as_in_the_original(rule: str) -> None:
         "tokenizer.ggml.token_type": [3 if token.startswith("<|") else 1 for token in tokens],
     }
 
-    tokenizer = build_tokenizer(metadata)
+    tokenizer = build_gguf_tokenizer(metadata)
 
     for text in TEXTS:
         expected = original.encode(text).ids
@@ -152,4 +154,4 @@ def test_bytes_are_merged_as_in_the_original(rule: str) -> None:
 )
 def test_tokenizer_is_refused_when_it_is_not_read(metadata: dict[str, Any], message: str) -> None:
     with pytest.raises(TokenizerUnknown, match=message):
-        build_tokenizer(metadata)
+        build_gguf_tokenizer(metadata)

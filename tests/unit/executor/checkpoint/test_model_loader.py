@@ -99,7 +99,7 @@ def test_load_model_refuses_when_more_positions_are_asked_than_there_are(llama: 
 def test_load_model_refuses_when_weights_have_another_shape(llama: Path) -> None:
     edit_json(llama / "config.json", intermediate_size=100)
     with pytest.raises(
-        ModelUnreadable, match=r"shape \[.*96.*\] where config.json implies \[.*100.*\]"
+        ModelUnreadable, match=r"shape \[.*96.*\] where the configuration implies \[.*100.*\]"
     ) as caught:
         load_model(ModelConfig(str(llama)))
     assert "\n" not in str(caught.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from executor_service.checkpoint import ModelConfig, load_model
-from executor_service.errors import ModelUnreadable, ModelUnsupported
+from executor_service.errors import ModelUnreadable
 from tests.support.models.quantised_layers import (
     Layer,
     awq_layer,
@@ -159,30 +158,3 @@ def test_checkpoint_is_refused_when_a_layer_lacks_its_scales(tmp_path: Path) -> 
 
     with pytest.raises(ModelUnreadable, match=r"the weights lack model\.layers\.0\..*weight_scale"):
         load_model(ModelConfig(str(tmp_path), dtype="float32"))
-
-
-@pytest.mark.parametrize(
-    ("declared", "message"),
-    [
-        ({"quant_method": "hqq"}, "quantised: hqq .quantization_config., not served; allowed are"),
-        ({"quant_method": "gptq", "bits": 5}, "quantised with gptq: .*bits is 5; allowed: 2, 3, 4"),
-        ({"bits": 4}, "by a method that it does not name with 4 bits"),
-    ],
-)
-def test_checkpoint_is_refused_when_its_format_is_not_read(
-    tmp_path: Path, declared: dict[str, Any], message: str
-) -> None:
-    write_quantised(tmp_path, declared, float8_layer)
-
-    with pytest.raises(ModelUnsupported, match=message):
-        load_model(ModelConfig(str(tmp_path)))
-
-
-def test_checkpoint_is_refused_when_quantised_tensors_are_not_declared(tmp_path: Path) -> None:
-    write_quantised(tmp_path, FP8, float8_layer)
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["quantization_config"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-
-    with pytest.raises(ModelUnsupported, match=r"quantised, but config\.json does not say how"):
-        load_model(ModelConfig(str(tmp_path)))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from executor_service.errors import ModelUnreadable, ModelUnsupported
 from executor_service.quantization import CompressedTensors
+from splitserve_kernels.packed_weight import PackedWeight
 from tests.support.models.quantised_layers import compressed_tensors_layer
 
 NUM_OUTPUTS, NUM_INPUTS = 192, 256
@@ -51,6 +52,11 @@ def compressed(weight_format: str, settings: Mapping[str, Any]) -> tuple[dict[st
     return compressed_tensors_layer(weight, weight_format, settings)
 
 
+def dequantized(packed: object) -> Tensor:
+    assert isinstance(packed, PackedWeight)
+    return packed.dequantized(torch.float32)
+
+
 @pytest.mark.parametrize(("weight_format", "settings"), CASES)
 def test_layer_has_the_weights_that_the_package_reads(
     weight_format: str, settings: dict[str, Any]
@@ -62,7 +68,7 @@ def test_layer_has_the_weights_that_the_package_reads(
 
     # The package computes nvfp4 in bfloat16.
     tolerance = 2**-8 if weight_format.startswith("nvfp4") else 0.0
-    torch.testing.assert_close(packed.dequantized(), expected, rtol=tolerance, atol=0.0)
+    torch.testing.assert_close(dequantized(packed), expected, rtol=tolerance, atol=0.0)
 
 
 def test_inputs_are_in_their_order_when_groups_are_sorted_by_activation() -> None:
@@ -78,6 +84,7 @@ def test_inputs_are_in_their_order_when_groups_are_sorted_by_activation() -> Non
         "a.weight", parts, torch.float32
     )
     unpacked = torch.empty(NUM_OUTPUTS, NUM_INPUTS, dtype=torch.uint8)
+    assert isinstance(codes, PackedWeight)
     unpacked[:, order] = codes.planes[0].unpacked(slice(None))
     words = (unpacked[:, ::2] | unpacked[:, 1::2] << 4).contiguous().view(torch.int32)
     reader = CompressedTensors(declaration("pack-quantized", settings))
@@ -86,7 +93,7 @@ def test_inputs_are_in_their_order_when_groups_are_sorted_by_activation() -> Non
         "a.weight", parts | {"weight_packed": words, "weight_g_idx": groups}, torch.float32
     )
 
-    assert torch.equal(packed.dequantized(), shuffled)
+    assert torch.equal(dequantized(packed), shuffled)
 
 
 REFUSED = [
@@ -116,8 +123,11 @@ def test_broken_layer_is_refused_by_the_name_of_its_tensor(
     ("change", "message"),
     [
         ({"config_groups": {}}, "config_groups is missing"),
-        ({"format": "marlin-24"}, "config_groups.group_0.format is marlin-24; allowed: pack-quant"),
-        ({"sparsity_config": {"format": "sparse"}}, "sparsity_config: not served"),
+        (
+            {"format": "marlin-24"},
+            "config_groups.group_0.format is marlin-24, not served; supported: pack-quant",
+        ),
+        ({"sparsity_config": {"format": "sparse"}}, "sparsity_config, not served"),
     ],
 )
 def test_scheme_is_refused_when_it_is_not_read(change: dict[str, Any], message: str) -> None:

@@ -12,6 +12,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from executor_service.errors import ModelUnreadable
 from executor_service.quantization import BitsAndBytes, Float8, Mxfp4
+from splitserve_kernels.packed_weight import PackedExperts, PackedWeight
 
 NUM_OUTPUTS, NUM_INPUTS = 200, 384
 RANDOM = torch.Generator().manual_seed(0)
@@ -21,6 +22,11 @@ BLOCKS = {"weight_block_size": [128, 128]}
 
 def positive(*shape: int) -> Tensor:
     return torch.rand(shape, generator=RANDOM) + 0.1
+
+
+def dequantized(packed: object) -> Tensor:
+    assert isinstance(packed, PackedWeight | PackedExperts)
+    return packed.dequantized(torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +47,7 @@ def test_float8_layer_is_codes_times_scales(
     spread = scales.reshape(-1, 1) if scales.ndim < 2 else scales
     if declared:
         spread = spread.repeat_interleave(128, 0)[:NUM_OUTPUTS].repeat_interleave(128, 1)
-    assert torch.equal(packed.dequantized(torch.float32), CODES.float() * spread)
+    assert torch.equal(dequantized(packed), CODES.float() * spread)
 
 
 def test_layer_stays_plain_when_it_is_not_of_eight_bits() -> None:
@@ -75,7 +81,7 @@ def test_experts_have_the_weights_that_transformers_reads() -> None:
         "experts.down_proj", {"blocks": blocks, "scales": scales}, torch.bfloat16
     )
 
-    assert torch.equal(packed.dequantized(torch.float32), expected)
+    assert torch.equal(dequantized(packed), expected)
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
@@ -101,7 +107,7 @@ def test_four_bit_layer_is_values_of_its_table_times_scales(*, is_nested: bool) 
     packed = BitsAndBytes({}).pack("a.weight", parts, torch.bfloat16)
 
     expected = table[codes.int()] * absmax.reshape(6, 2).repeat_interleave(64, 1)
-    assert torch.equal(packed.dequantized(torch.float32), expected)
+    assert torch.equal(dequantized(packed), expected)
 
 
 def test_eight_bit_layer_is_integers_times_the_scale_of_an_output() -> None:
@@ -111,4 +117,4 @@ def test_eight_bit_layer_is_integers_times_the_scale_of_an_output() -> None:
     packed = BitsAndBytes({}).pack("a.weight", {"weight": codes, "SCB": largest}, torch.bfloat16)
 
     expected = codes.float() * (largest[:, None] / 127)
-    assert torch.equal(packed.dequantized(torch.float32), expected)
+    assert torch.equal(dequantized(packed), expected)

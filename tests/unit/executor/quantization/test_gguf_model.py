@@ -70,7 +70,8 @@ def logits(model: Any, num_tokens: int = 90) -> Tensor:  # noqa: ANN401
     generator = torch.Generator().manual_seed(3)
     model.set_attn_implementation("eager")  # and not ours, which needs pages
     tokens = torch.randint(2, model.config.vocab_size, (2, num_tokens), generator=generator)
-    return model(input_ids=tokens, use_cache=False).logits
+    found: Tensor = model(input_ids=tokens, use_cache=False).logits
+    return found
 
 
 @pytest.mark.parametrize(
@@ -189,5 +190,5 @@ def test_set_of_files_is_refused_when_one_is_missing(tmp_path: Path) -> None:
     part = path.with_name("model-00001-of-00002.gguf")
     path.rename(part)
 
-    with pytest.raises(ModelUnreadable, match="1 of 2 files are missing, the first is model-00002"):
+    with pytest.raises(ModelUnreadable, match=r"1 of 2 files .* the first is model-00002"):
         load_model(ModelConfig(str(part)))

@@ -81,10 +81,14 @@ def test_broken_gptq_layer_is_refused_by_the_name_of_its_tensor(
 @pytest.mark.parametrize(
     ("reader", "declared", "message"),
     [
-        (Gptq, {"bits": 5}, "bits is 5; allowed: 2, 3, 4, 8"),
-        (Gptq, {"bits": 4, "checkpoint_format": "marlin"}, "marlin; allowed: gptq, gptq_v2"),
-        (Awq, {"bits": 4, "version": "gemv"}, "version is gemv; allowed: gemm"),
-        (Awq, {"bits": 8}, "bits is 8; allowed: 4"),
+        (Gptq, {"bits": 5}, "bits is 5, not served; supported: 2, 3, 4, 8"),
+        (
+            Gptq,
+            {"bits": 4, "checkpoint_format": "marlin"},
+            "marlin, not served; supported: gptq",
+        ),
+        (Awq, {"bits": 4, "version": "gemv"}, "version is gemv, not served; supported: gemm"),
+        (Awq, {"bits": 8}, "bits is 8, not served; supported: 4"),
     ],
 )
 def test_variant_is_refused_when_it_is_not_read(
