@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,15 @@ def test_choose_compute_serves_rounded_weights_when_int8_was_asked(
     rounded = choose_compute(lambda: _round_matrices(load(config_class)), TORCH, BLOCK_SIZE)
     # Scales are multiplied with sums here and with weights there.
     _assert_same_logits(compute, rounded, tolerance=1e-3)
+
+
+def test_choose_compute_warns_when_int8_rounds_weights_that_were_quantised(
+    load: Load, native_library: NativeLibrary, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = replace(load("LlamaConfig"), quantization="awq")
+    compute = choose_compute(lambda: loaded, AUTO, BLOCK_SIZE, is_int8=True)
+    assert compute.is_int8
+    assert [text for text in _warnings(caplog) if "weights_rounded_again format=awq" in text]
 
 
 def test_choose_compute_raises_when_int8_was_asked_and_torch_computes(load: Load) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from executor_service.checkpoint import ModelConfig, load_model
-from executor_service.errors import ModelUnreadable
+from executor_service.checkpoint import ModelConfig, load_model, read_kv_scales
+from executor_service.errors import ModelUnreadable, ModelUnsupported
+from splitserve_kernels.paged_batch import KVScales
 from tests.support.models.quantised_layers import (
     Layer,
     awq_layer,
@@ -158,3 +160,72 @@ def test_checkpoint_is_refused_when_a_layer_lacks_its_scales(tmp_path: Path) -> 
 
     with pytest.raises(ModelUnreadable, match=r"the weights lack model\.layers\.0\..*weight_scale"):
         load_model(ModelConfig(str(tmp_path), dtype="float32"))
+
+
+@pytest.mark.parametrize("case", ["gptq", "float8_blocks"])
+def test_log_says_how_much_was_dequantised(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    write_quantised(tmp_path, *CASES[case])
+
+    loaded = load_model(ModelConfig(str(tmp_path), dtype="bfloat16"))
+
+    assert loaded.quantization == CASES[case][0]["quant_method"]
+    # Two layers of seven matrices.
+    assert f"weights_dequantised format={loaded.quantization} num_tensors=14 dtype=bfloat16" in (
+        caplog.text
+    )
+
+
+def test_quantised_float16_weights_are_computed_in_bfloat16(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    write_quantised(tmp_path, *CASES["gptq"])
+    edit_json(tmp_path / "config.json", dtype="float16")
+
+    loaded = load_model(ModelConfig(str(tmp_path)))
+
+    assert loaded.dtype == torch.bfloat16
+    assert "float16_computed_in_bfloat16 format=gptq" in caplog.text
+
+
+KV_SCHEME = {
+    "num_bits": 8,
+    "type": "float",
+    "strategy": "tensor",
+    "dynamic": False,
+    "symmetric": True,
+}
+
+
+def test_scales_of_keys_and_values_are_read_beside_quantised_weights(tmp_path: Path) -> None:
+    declared, quantise = CASES["w4a16"]
+    model = write_quantised(tmp_path, {**declared, "kv_cache_scheme": KV_SCHEME}, quantise)
+    weights = tmp_path / "model.safetensors"
+    scales = {
+        f"model.layers.{layer}.self_attn.{name}": torch.tensor([number])
+        for layer in range(model.config.num_hidden_layers)
+        for name, number in (("k_scale", 0.5), ("v_scale", 0.25))
+    }
+    save_file(load_file(weights) | scales, weights, {"format": "pt"})
+
+    loaded = load_model(ModelConfig(str(tmp_path), dtype="float32"))
+
+    found = read_kv_scales([weights], loaded.model, loaded.attention_modules)
+    assert found == (KVScales(0.5, 0.25),) * model.config.num_hidden_layers
+    torch.testing.assert_close(logits(loaded.model), logits(model), rtol=1e-4, atol=1e-4)
+
+
+def test_checkpoint_is_refused_when_its_keys_and_values_have_another_scheme(
+    tmp_path: Path,
+) -> None:
+    declared, quantise = CASES["w4a16"]
+    scheme = {**KV_SCHEME, "strategy": "channel"}
+    write_quantised(tmp_path, {**declared, "kv_cache_scheme": scheme}, quantise)
+
+    with pytest.raises(
+        ModelUnsupported, match=r'kv_cache_scheme\.strategy is "channel", not served; supported: '
+    ):
+        load_model(ModelConfig(str(tmp_path)))
