@@ -223,6 +223,7 @@ def _describe(
             eos_token_ids=loaded.eos_token_ids,
             sliding_window=loaded.sliding_window,
             default_sampling=loaded.default_sampling,
+            quantization=loaded.quantization or "",
         ),
         block_size=cache.block_size,
         num_device_blocks=cache.num_device_blocks,

@@ -124,6 +124,11 @@ def _model_entry(model: Model) -> dict[str, Any]:
     }
 
 
+def _weights(model: Model) -> str:
+    """Returns the data type of the model, and the format of its checkpoint if that is quantised."""
+    return f"{model.dtype} from {model.quantization}" if model.quantization else model.dtype
+
+
 def _recommended(model: Model) -> dict[str, float]:
     """Returns the sampling parameters that the model's authors recommend."""
     params = asdict(model.default_sampling_params)
@@ -136,7 +141,7 @@ def _table(model: Model | str, executors: ExecutorList) -> str:
         lines = [f"model: {model}"]
     else:
         lines = [
-            printable(f"model: {model.name} ({model.dtype}, digest {model.digest[:12]})"),
+            printable(f"model: {model.name} ({_weights(model)}, digest {model.digest[:12]})"),
             f"vocabulary: {model.vocab_size} tokens; sequences: up to {model.max_model_len} tokens",
         ]
         if recommended := _recommended(model):

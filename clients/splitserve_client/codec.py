@@ -189,6 +189,7 @@ def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
         tuple(model.eos_token_ids),
         _decode_default_sampling(model.default_sampling_params),
         _READINESS.get(model.readiness, Readiness.UNKNOWN),
+        model.quantization,
     )
 
 

@@ -177,7 +177,8 @@ class Model:
     `default_sampling_params`: recommendation of the model's authors, if any. Requests do not use it
     by default: pass `replace(model.default_sampling_params, max_tokens=100)` or
     `params.with_defaults(model.default_sampling_params)`. `readiness`: of the scheduler, at the
-    time of the call.
+    time of the call. `quantization`: format of the quantised weights in the checkpoint; empty for
+    plain ones.
     """
 
     name: str
@@ -188,6 +189,7 @@ class Model:
     eos_token_ids: tuple[int, ...]
     default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
     readiness: Readiness = field(default=Readiness.UNKNOWN, compare=False)
+    quantization: str = ""
 
 
 @dataclass(frozen=True, slots=True)

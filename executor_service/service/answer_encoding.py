@@ -137,6 +137,7 @@ def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
             eos_token_ids=model.eos_token_ids,
             sliding_window_tokens=model.sliding_window,
             default_sampling_params=_encode_default_sampling(model.default_sampling),
+            quantization=model.quantization,
         ),
         block_size_tokens=info.block_size,
         num_device_blocks=info.num_device_blocks,

@@ -70,6 +70,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...] = ()
     sliding_window: int | None = None
     default_sampling: DefaultSampling = DefaultSampling()
+    quantization: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ _MAX_LENGTHS = MappingProxyType(
     {
         "address": 300,
         "model.name": 1024,
+        "model.quantization": 64,
         "software_version": 1024,
         "compute": 1024,
         "slow_compute_reason": 1024,

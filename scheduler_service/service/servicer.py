@@ -267,6 +267,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             max_message_bytes=self._cluster.served.max_message_bytes,
             readiness=f"READINESS_{self._readiness().value}",
             max_num_sequences=self._cluster.served.max_num_sequences,
+            quantization=model.quantization,
         )
 
     def _model_for(self, context: grpc.aio.ServicerContext) -> executor.ModelInfo:

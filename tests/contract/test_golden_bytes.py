@@ -159,6 +159,7 @@ def _info() -> ExecutorInfo:
             (2, 128001),
             1024,
             DefaultSampling(0.5, 20, 0.75, 0.25, 1.5),
+            "gguf",
         ),
         block_size=16,
         num_device_blocks=1000,

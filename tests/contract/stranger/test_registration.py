@@ -95,6 +95,7 @@ async def test_register_refuses_when_executor_does_not_match(
         ("address", ["", "no port", "169.254.169.254:80", "192.0.2.1:50052"]),
         ("model.name", [""]),
         ("model.kv_cache_dtype", ["", "float8"]),
+        ("model.quantization", ["x" * 65]),
         ("model.dtype", ["int7"]),
         ("model.digest", ["XYZ"]),
         ("model.vocab_size", [0]),

@@ -177,6 +177,7 @@ class FakeScheduler(
     model_digest: str = "00ff"
     default_sampling_params: scheduler_pb2.SamplingParams | None = None
     slow_compute_reason: str = ""
+    quantization: str = ""
     hold: asyncio.Event | None = None
     requests: list[scheduler_pb2.GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -343,6 +344,7 @@ class FakeScheduler(
             eos_token_ids=[1],
             default_sampling_params=self.default_sampling_params,
             max_message_bytes=self.max_message_bytes,
+            quantization=self.quantization,
         )
 
     async def GetTokenizer(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802

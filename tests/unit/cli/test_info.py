@@ -45,6 +45,18 @@ def test_info_shows_what_the_model_recommends_when_it_does(
     assert model["default_sampling_params"] == {"temperature": 0.5, "top_k": 9}
 
 
+def test_info_shows_the_format_of_the_checkpoint_when_it_is_quantised(
+    server: FakeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.fake.quantization = "gguf"
+
+    assert main(["info", "--address", server.address]) == 0
+    assert "model: fake (float32 from gguf, digest " in capsys.readouterr().out
+
+    assert main(["info", "--json", "--address", server.address]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["quantization"] == "gguf"
+
+
 def test_info_says_which_executor_computes_slowly_and_why(
     server: FakeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:

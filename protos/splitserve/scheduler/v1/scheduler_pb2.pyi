@@ -343,7 +343,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "digest", "dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "max_num_sequences", "max_message_bytes", "default_sampling_params", "readiness")
+    __slots__ = ("name", "digest", "dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "max_num_sequences", "max_message_bytes", "default_sampling_params", "readiness", "quantization")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -354,6 +354,7 @@ class GetModelResponse(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     READINESS_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     dtype: str
@@ -364,7 +365,8 @@ class GetModelResponse(_message.Message):
     max_message_bytes: int
     default_sampling_params: SamplingParams
     readiness: Readiness
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_sequences: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., readiness: _Optional[_Union[Readiness, str]] = ...) -> None: ...
+    quantization: str
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_sequences: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., readiness: _Optional[_Union[Readiness, str]] = ..., quantization: _Optional[str] = ...) -> None: ...
 
 class IdentifyRequest(_message.Message):
     __slots__ = ("credential",)
