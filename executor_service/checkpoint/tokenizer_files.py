@@ -98,6 +98,9 @@ def read_tokenizer(checkpoint: Checkpoint, config: Any = None) -> ModelTokenizer
 
 def _of_gguf(gguf: GgufFile) -> ModelTokenizer:
     """Returns the tokenizer and the chat template that a GGUF file has."""
+    if gguf.metadata.get("tokenizer.ggml.model") in (None, "none"):
+        _log.info("tokenizer_missing file=%s: prompts must be token ids", gguf.paths[0].name)
+        return ModelTokenizer()
     try:
         tokenizer = build_gguf_tokenizer(gguf.metadata)
     except Exception as error:  # the bindings raise nothing narrower

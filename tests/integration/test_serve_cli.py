@@ -17,13 +17,18 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 import psutil
 import pytest
+import torch
+from tokenizers import pre_tokenizers
+from transformers import LlamaForCausalLM
 
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
+from tests.support.models.gguf_writer import round_matrices, write_gguf
+from tests.support.models.tiny_models import make_tiny_model
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.forked import children_take_sigint
 from tests.support.processes.patience import PATIENCE_S
@@ -179,6 +184,50 @@ def test_generate_repeats_its_text_with_the_same_seed(serve: Serve) -> None:
 
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert json.loads(first.stdout)["text"] == json.loads(second.stdout)["text"] != ""
+
+
+def write_byte_model(path: Path) -> Any:  # noqa: ANN401
+    """Writes a random model whose tokens are bytes as a GGUF file of 8-bit blocks.
+
+    Returns the model of `transformers` with the same weights.
+    """
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*symbols, "he", "<|end|>"]
+    sizes = {"vocab_size": len(tokens), "hidden_size": 64, "intermediate_size": 128}
+    plain = make_tiny_model("llama", path.parent / "plain", overrides=sizes)
+    model: Any = LlamaForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    round_matrices(model, "Q8_0")
+    tokenizer = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.merges": ["h e"],
+        "tokenizer.ggml.token_type": [*([1] * (len(tokens) - 1)), 3],
+        "tokenizer.ggml.eos_token_id": len(tokens) - 1,
+    }
+    write_gguf(path, model, "llama", tokenizer, type_name="Q8_0")
+    return model.eval()
+
+
+def test_serve_answers_as_transformers_does_when_the_model_is_a_gguf_file(tmp_path: Path) -> None:
+    path = tmp_path / "bytes-q8_0.gguf"
+    model = write_byte_model(path)
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    prompt = [symbols.index(symbol) for symbol in "AĠfox?"]
+    with torch.inference_mode():
+        for _ in range(20):
+            logits = model(input_ids=torch.tensor([prompt])).logits[0, -1]
+            prompt.append(int(logits.argmax()))
+
+    with Serve("--model", str(path), "--dtype", "float32") as own:
+        own.read_until("Ctrl-C stops the server.")
+        info = run_command("info", "--address", own.address)
+        arguments = ["--temperature=0", "--ignore-eos", "--max-tokens=20", "--json", "A fox?"]
+        done = run_command("generate", "--address", own.address, *arguments)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["token_ids"] == prompt[-20:]
+    assert "model: bytes-q8_0 (float32 from gguf, digest " in info.stdout
 
 
 @pytest.mark.parametrize("flag", ["--listen", "--http"])

@@ -6,13 +6,16 @@ The rules are those of its conversion scripts; `executor_service.quantization` m
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 from torch import Tensor
+
+Setting = float | str | list[int] | list[str]
 
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.(.+)$")
 _NAMES = {
@@ -48,17 +51,19 @@ def write_gguf(
     path: Path,
     model: Any,  # noqa: ANN401
     architecture: str,
-    settings: Mapping[str, float | str | list[int]],
+    settings: Mapping[str, Setting],
     *,
     type_name: str = "F32",
     extra: Mapping[str, Tensor] | None = None,
-) -> dict[str, Tensor]:
+    left_out: Sequence[str] = (),
+    max_tensors: int = 0,
+) -> None:
     """Writes `model`, float32. `settings`: metadata beside the usual, with full keys.
 
-    `type_name`: of matrices whose rows it can hold. `extra`: further tensors. Returns the weights
-    that the file holds, by the names of the model.
+    `type_name`: of matrices whose rows it can hold. `extra`: further tensors. `left_out`: names of
+    tensors to leave out. `max_tensors`: of a file, if there are to be several.
     """
-    writer = GGUFWriter(path, architecture)
+    writer = GGUFWriter(path, architecture, split_max_tensors=max_tensors)
     config = model.config
     usual = {
         "block_count": config.num_hidden_layers,
@@ -74,24 +79,31 @@ def write_gguf(
     values = {f"{architecture}.{key}": value for key, value in usual.items()} | dict(settings)
     for key, value in values.items():
         _add_value(writer, key, value)
-    held = {}
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         plain = tensor.float()
         for own, weight in _converted(name, plain, architecture, config):
-            _add_tensor(writer, own, weight, type_name)
-        held[name] = plain
+            if own not in left_out:
+                _add_tensor(writer, own, weight, type_name)
     for name, tensor in (extra or {}).items():
         _add_tensor(writer, name, tensor, "F32")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return held
 
 
-def _add_value(writer: GGUFWriter, key: str, value: float | str | list[int]) -> None:
+def round_matrices(model: Any, type_name: str) -> None:  # noqa: ANN401
+    """Rounds the matrices of `model`, in place, to numbers that blocks of a type can hold."""
+    kind = GGMLQuantizationType[type_name]
+    for parameter in model.parameters():
+        if parameter.ndim == 2 and parameter.shape[1] % 32 == 0:
+            rounded = quants.dequantize(quants.quantize(parameter.detach().numpy(), kind), kind)
+            parameter.data.copy_(torch.from_numpy(rounded))
+
+
+def _add_value(writer: GGUFWriter, key: str, value: Setting) -> None:
     match value:
         case bool():
             writer.add_bool(key, value)

@@ -53,6 +53,17 @@ def test_check_model_raises_when_the_path_is_no_checkpoint(tmp_path: Path) -> No
             check_model(str(tmp_path / name))
 
 
+def test_check_model_accepts_a_gguf_file_and_a_folder_with_one(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    (tmp_path / "mmproj-model.gguf").touch()
+
+    check_model(str(tmp_path / "model.gguf"))
+    check_model(str(tmp_path))
+    (tmp_path / "other.gguf").touch()
+    with pytest.raises(CannotServe, match=r"2 GGUF models \(model\.gguf, other\.gguf\)"):
+        check_model(str(tmp_path))
+
+
 @pytest.mark.parametrize("model", ["bundled", "some-org/some-model", "gpt2"])
 def test_check_model_accepts_what_may_be_a_model(model: str) -> None:
     check_model(model)

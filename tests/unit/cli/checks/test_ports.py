@@ -148,6 +148,12 @@ def test_model_is_wrong_when_it_is_no_checkpoint(tmp_path: Path) -> None:
     assert unfit("scheduler", model=str(tmp_path)) == []
     (found,) = unfit("serve", model=str(tmp_path))
     assert found.name == "checkpoint"
+    model = tmp_path / "model-00001-of-00002.gguf"
+    model.touch()
+    (found,) = unfit("serve", model=model)
+    assert "the first is model-00002-of-00002.gguf" in found.found
+    model.with_name("model-00002-of-00002.gguf").touch()
+    assert unfit("serve", model=model) == unfit("serve", model=str(tmp_path)) == []
 
 
 _YEARS_S = 50 * 365 * 86400.0
