@@ -86,12 +86,12 @@ def _check_layout(module: str, parts: Mapping[str, Tensor]) -> None:
 def _pack_four_bits(
     weight_name: str, weight: Tensor, parts: Mapping[str, Tensor], dtype: torch.dtype
 ) -> PackedWeight:
-    stored = take(parts, weight_name, "state")
+    stored = take(parts, weight_name, "state", f"{weight_name}.{_STATE}nf4")
     try:
         state = parse_json(bytes(stored.tolist()))
         num_outputs, num_inputs = map(int, state["shape"])
         group_size = int(state["blocksize"])
-        absmax = take(parts, weight_name, "absmax")
+        absmax = take(parts, weight_name, "absmax", f"{weight_name}.absmax")
         if "nested_absmax" in parts:
             absmax = _nested(weight_name, absmax, parts, state)
     except (KeyError, TypeError, ValueError) as error:
@@ -105,7 +105,7 @@ def _pack_four_bits(
         raise ModelUnreadable(
             f"{weight_name} has {weight.numel()} bytes; allowed: {num_outputs * num_inputs // 2}"
         )
-    table = take(parts, weight_name, "quant_map")
+    table = take(parts, weight_name, "quant_map", f"{weight_name}.quant_map")
     check_shape(f"{weight_name}.quant_map", table, [[16]])
     # The first of two numbers is in the upper half of a byte.
     codes = weight.reshape(num_outputs, num_inputs // 2)
@@ -122,7 +122,8 @@ def _nested(
     weight_name: str, absmax: Tensor, parts: Mapping[str, Tensor], state: Mapping[str, Any]
 ) -> Tensor:
     """Returns scales that are themselves stored as codes of 8 bits, [groups] float32."""
-    table, factors = take(parts, weight_name, "nested_quant_map"), parts["nested_absmax"]
+    table = take(parts, weight_name, "nested_quant_map", f"{weight_name}.nested_quant_map")
+    factors = parts["nested_absmax"]
     block = int(state["nested_blocksize"])
     check_shape(f"{weight_name}.nested_quant_map", table, [[256]])
     check_shape(f"{weight_name}.nested_absmax", factors, [[-(-absmax.numel() // block)]])

@@ -34,8 +34,8 @@ class Mxfp4:
         self, weight_name: str, parts: Mapping[str, Tensor], dtype: torch.dtype
     ) -> PackedExperts:
         """Returns the packed weights of all experts, see `WeightFormat`."""
-        blocks = take(parts, weight_name, "blocks")
-        scales = take(parts, weight_name, "scales")
+        blocks = take(parts, weight_name, "blocks", f"{weight_name}_blocks")
+        scales = take(parts, weight_name, "scales", f"{weight_name}_scales")
         check_dtype(f"{weight_name}_blocks", blocks, torch.uint8)
         check_dtype(f"{weight_name}_scales", scales, torch.uint8)
         check_dims(f"{weight_name}_blocks", blocks, 4)

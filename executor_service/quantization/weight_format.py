@@ -40,12 +40,17 @@ class WeightFormat(Protocol):
         """
 
 
-def take(parts: Mapping[str, Tensor], weight_name: str, part: str) -> Tensor:
-    """Returns a part of a layer. Raises ModelUnreadable if the checkpoint lacks it."""
+def take(
+    parts: Mapping[str, Tensor], weight_name: str, part: str, tensor_name: str | None = None
+) -> Tensor:
+    """Returns a part of a layer. Raises ModelUnreadable if the checkpoint lacks it.
+
+    `tensor_name`: its name in the checkpoint, if that is not the module's with the part's.
+    """
     try:
         return parts[part]
     except KeyError:
-        raise _lacks(weight_name, part) from None
+        raise _lacks(weight_name, part, tensor_name) from None
 
 
 def check_shape(name: str, tensor: Tensor, allowed: Sequence[Sequence[int]]) -> None:
@@ -73,10 +78,10 @@ def plain_weight(weight_name: str, tensor: Tensor, scale: str) -> Tensor:
     return tensor
 
 
-def _lacks(weight_name: str, part: str) -> ModelUnreadable:
-    module = weight_name.removesuffix(".weight")
+def _lacks(weight_name: str, part: str, tensor_name: str | None = None) -> ModelUnreadable:
+    name = tensor_name or f"{weight_name.removesuffix('.weight')}.{part}"
     return ModelUnreadable(
-        f"the weights lack {module}.{part}, without which {weight_name} cannot be dequantised"
+        f"the weights lack {name}, without which {weight_name} cannot be dequantised"
     )
 
 

@@ -27,7 +27,7 @@ from tokenizers import pre_tokenizers
 from transformers import LlamaForCausalLM
 
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
-from tests.support.models.gguf_writer import round_matrices, write_gguf
+from tests.support.models.gguf_writer import Setting, round_matrices, write_gguf
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.processes.addresses import reserve_address
 from tests.support.processes.forked import children_take_sigint
@@ -197,7 +197,7 @@ def write_byte_model(path: Path) -> Any:  # noqa: ANN401
     plain = make_tiny_model("llama", path.parent / "plain", overrides=sizes)
     model: Any = LlamaForCausalLM.from_pretrained(plain, dtype=torch.float32)
     round_matrices(model, "Q8_0")
-    tokenizer = {
+    tokenizer: dict[str, Setting] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,

@@ -58,14 +58,15 @@ def _limits(weight: Tensor, arguments: QuantizationArgs) -> tuple[Tensor, Tensor
             blocks = _blocks(weight)
             return blocks.amin((1, 3)), blocks.amax((1, 3))
         case _:
-            parts = weight.unflatten(1, (-1, arguments.group_size))
+            parts = weight.reshape(len(weight), -1, arguments.group_size)
     return parts.amin(-1), parts.amax(-1)
 
 
 def _blocks(weight: Tensor) -> Tensor:
     """Returns a matrix in blocks of 128 x 128, padded with zeros."""
     padding = (0, -weight.shape[1] % 128, 0, -weight.shape[0] % 128)
-    return functional.pad(weight, padding).unflatten(1, (-1, 128)).unflatten(0, (-1, 128))
+    padded: Tensor = functional.pad(weight, padding)
+    return padded.reshape(padded.shape[0] // 128, 128, padded.shape[1] // 128, 128)
 
 
 def packed_along_first(codes: np.ndarray, num_bits: int) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from executor_service.checkpoint import ModelConfig, load_model, read_kv_scales
 from executor_service.errors import ModelUnreadable, ModelUnsupported
@@ -145,6 +146,28 @@ def test_experts_have_the_logits_of_their_dequantised_weights(tmp_path: Path) ->
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
     edit_json(tmp_path / "config.json", quantization_config=FP8)
+
+    loaded = load_model(ModelConfig(str(tmp_path), dtype="float32"))
+
+    torch.testing.assert_close(logits(loaded.model), logits(model.eval()), rtol=1e-4, atol=1e-4)
+
+
+def test_published_experts_have_the_logits_of_their_dequantised_weights(tmp_path: Path) -> None:
+    make_tiny_model("gpt_oss", tmp_path)
+    generator = torch.Generator().manual_seed(5)
+    plain = load_file(tmp_path / "model.safetensors")
+    stored = dict(plain)
+    for name in [name for name in plain if name.endswith(("gate_up_proj", "down_proj"))]:
+        num_experts, num_inputs, num_outputs = stored.pop(name).shape
+        shape = (num_experts, num_outputs, num_inputs // 32)
+        blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
+        scales = torch.randint(122, 126, shape, dtype=torch.uint8, generator=generator)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        plain[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+    save_file(plain, tmp_path / "model.safetensors", {"format": "pt"})
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    edit_json(tmp_path / "config.json", quantization_config={"quant_method": "mxfp4"})
 
     loaded = load_model(ModelConfig(str(tmp_path), dtype="float32"))
 

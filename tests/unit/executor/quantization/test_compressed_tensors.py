@@ -120,6 +120,55 @@ def test_broken_layer_is_refused_by_the_name_of_its_tensor(
 
 
 @pytest.mark.parametrize(
+    ("weight_format", "settings", "change", "message"),
+    [
+        (
+            "int-quantized",
+            {"num_bits": 8, "strategy": "channel", "symmetric": False},
+            {"weight_zero_point": torch.zeros(191, 1, dtype=torch.int8)},
+            r"a.weight_zero_point has shape \[191, 1\]; allowed: \[192, 1\]",
+        ),
+        (
+            "float-quantized",
+            {"num_bits": 8, "type": "float", **BLOCKS},
+            {"weight_scale": torch.ones(2, 3)},
+            r"a.weight_scale has shape \[2, 3\]; allowed: \[2, 2\]",
+        ),
+        (
+            "float-quantized",
+            {"num_bits": 8, "type": "float", **BLOCKS},
+            {"weight_scale": None},
+            "lack a.weight_scale",
+        ),
+        (
+            "nvfp4-pack-quantized",
+            {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+            {"weight_global_scale": None},
+            "lack a.weight_global_scale",
+        ),
+        (
+            "nvfp4-pack-quantized",
+            {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+            {"weight_packed": torch.zeros(192, 65, dtype=torch.uint8)},
+            "a.weight has 130 inputs, and groups of 16 do not divide",
+        ),
+    ],
+)
+def test_broken_layer_of_another_format_is_refused_by_the_name_of_its_tensor(
+    weight_format: str,
+    settings: dict[str, Any],
+    change: dict[str, Tensor | None],
+    message: str,
+) -> None:
+    parts = compressed(weight_format, settings)[0] | change
+    present = {name: tensor for name, tensor in parts.items() if tensor is not None}
+    reader = CompressedTensors(declaration(weight_format, settings))
+
+    with pytest.raises(ModelUnreadable, match=message):
+        reader.pack("a.weight", present, torch.float32)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"config_groups": {}}, "config_groups is missing"),

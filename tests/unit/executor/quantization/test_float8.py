@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from executor_service.errors import ModelUnreadable
+from executor_service.errors import ModelUnreadable, ModelUnsupported
 from executor_service.quantization import BitsAndBytes, Float8, Mxfp4
 from splitserve_kernels.packed_weight import PackedExperts, PackedWeight
 
@@ -69,6 +69,71 @@ def test_broken_float8_layer_is_refused_by_the_name_of_its_tensor(
 ) -> None:
     with pytest.raises(ModelUnreadable, match=message):
         Float8(BLOCKS).pack("a.weight", parts, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scales": None}, "lack a_scales"),
+        (
+            {"blocks": torch.zeros(3, 8, 4, 15, dtype=torch.uint8)},
+            r"a_blocks has shape .*; allowed",
+        ),
+        ({"blocks": torch.zeros(3, 8, 64, dtype=torch.uint8)}, "a_blocks .* allowed: 4 dimensions"),
+        ({"scales": torch.zeros(3, 8, 3, dtype=torch.uint8)}, r"a_scales has shape \[3, 8, 3\]"),
+        ({"scales": torch.zeros(3, 8, 4)}, "a_scales is float32; allowed: uint8"),
+    ],
+)
+def test_broken_experts_are_refused_by_the_name_of_their_tensor(
+    change: dict[str, Tensor | None], message: str
+) -> None:
+    parts = {
+        "blocks": torch.zeros(3, 8, 4, 16, dtype=torch.uint8),
+        "scales": torch.zeros(3, 8, 4, dtype=torch.uint8),
+    } | change
+    present = {name: tensor for name, tensor in parts.items() if tensor is not None}
+
+    with pytest.raises(ModelUnreadable, match=message):
+        Mxfp4({}).pack("a", present, torch.bfloat16)
+
+
+FOUR_BITS = {
+    "weight": torch.zeros(6 * 128 // 2, 1, dtype=torch.uint8),
+    "absmax": torch.ones(12),
+    "quant_map": torch.linspace(-1, 1, 16),
+    "state": torch.tensor(list(b'{"shape": [6, 128], "blocksize": 64}'), dtype=torch.uint8),
+}
+EIGHT_BITS = {"weight": torch.zeros(6, 128, dtype=torch.int8), "SCB": torch.ones(6)}
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (FOUR_BITS | {"absmax": torch.ones(11)}, r"a.weight.absmax has shape \[11\]; allowed"),
+        (FOUR_BITS | {"quant_map": torch.ones(8)}, r"a.weight.quant_map has shape \[8\]; allowed"),
+        (FOUR_BITS | {"weight": torch.zeros(9, 1, dtype=torch.uint8)}, "a.weight has 9 bytes"),
+        (
+            FOUR_BITS | {"nested_absmax": torch.ones(12)},
+            "lack a.weight.nested_quant_map",
+        ),
+        ({"weight": FOUR_BITS["weight"]}, "lack a.weight.quant_state.bitsandbytes__nf4"),
+        (EIGHT_BITS | {"SCB": torch.ones(5)}, r"a.SCB has shape \[5\]; allowed: \[6\]"),
+        ({"weight": EIGHT_BITS["weight"]}, "lack a.SCB"),
+        (FOUR_BITS | {"state": torch.zeros(3, dtype=torch.uint8)}, "quant_state is not readable"),
+    ],
+)
+def test_broken_layer_of_bitsandbytes_is_refused_by_the_name_of_its_tensor(
+    parts: dict[str, Tensor], message: str
+) -> None:
+    with pytest.raises(ModelUnreadable, match=message):
+        BitsAndBytes({}).pack("a.weight", parts, torch.bfloat16)
+
+
+def test_eight_bit_layer_is_refused_when_its_codes_are_not_in_rows() -> None:
+    layout = {"weight_format": torch.tensor(2, dtype=torch.uint8)}
+
+    with pytest.raises(ModelUnsupported, match=r"a\.weight_format is 2, not served; supported: 0"):
+        BitsAndBytes({}).pack("a.weight", EIGHT_BITS | layout, torch.bfloat16)
 
 
 def test_experts_have_the_weights_that_transformers_reads() -> None:

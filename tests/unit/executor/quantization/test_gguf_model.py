@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from gguf import GGMLQuantizationType, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter, quants
 from torch import Tensor
 
 from executor_service.checkpoint import ModelConfig, load_model
@@ -20,6 +21,14 @@ from tests.support.models.tiny_models import SLIDING_WINDOW, make_tiny_model
 
 EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32}
 WINDOW = {"attention.sliding_window": SLIDING_WINDOW}
+OSS = {**WINDOW, **EXPERTS, "expert_feed_forward_length": 96}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}
+YARN_SETTINGS = {
+    "rope.freq_base": 1e4,
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 24,
+}
 # Architecture of transformers, its options, architecture of llama.cpp, metadata.
 CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ("llama", {}, "llama", {"rope.freq_base": 10000.0}),
@@ -30,9 +39,11 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         "llama",
         {"rope.freq_base": 1000.0, "rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
     ),
+    ("mistral", {"sliding_window": None}, "llama", {}),
     ("mixtral", {}, "llama", {**EXPERTS, "rope.freq_base": 1e6}),
     ("qwen2", {}, "qwen2", {}),
     ("qwen3", {}, "qwen3", {}),
+    ("qwen3", {"rope_parameters": YARN | {"rope_theta": 1e4}}, "qwen3", YARN_SETTINGS),
     ("qwen3_moe", {"norm_topk_prob": True}, "qwen3moe", EXPERTS),
     (
         "gemma2",
@@ -53,7 +64,13 @@ CASES: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
         "smollm3",
         {"rope.freq_base": 2e6},
     ),
-    ("gpt_oss", {}, "gpt-oss", {**WINDOW, **EXPERTS, "expert_feed_forward_length": 96}),
+    ("gpt_oss", {}, "gpt-oss", OSS),
+    (
+        "gpt_oss",
+        {"rope_parameters": {**YARN, "rope_theta": 1e4, "truncate": False}},
+        "gpt-oss",
+        {**OSS, **YARN_SETTINGS},
+    ),
 ]
 
 
@@ -111,6 +128,90 @@ def test_matrices_are_those_that_gguf_reads(tmp_path: Path, type_name: str) -> N
     held = quants.dequantize(quants.quantize(expected, kind), kind)
     weights: Any = loaded.model.state_dict()["model.layers.1.mlp.up_proj.weight"]
     np.testing.assert_array_equal(weights.numpy(), held)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "gguf_architecture", "settings", "type_name"),
+    [("gpt_oss", "gpt-oss", OSS, "MXFP4"), ("qwen3_moe", "qwen3moe", EXPERTS, "Q4_0")],
+)
+def test_experts_are_those_that_gguf_reads(
+    tmp_path: Path,
+    architecture: str,
+    gguf_architecture: str,
+    settings: dict[str, Any],
+    type_name: str,
+) -> None:
+    model = plain_model(tmp_path / "plain", architecture, {"hidden_size": 64})
+    path = tmp_path / "model.gguf"
+    metadata = {f"{gguf_architecture}.{key}": value for key, value in settings.items()}
+    write_gguf(path, model, gguf_architecture, metadata, type_name=type_name)
+    stored = {
+        tensor.name: quants.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in GGUFReader(path).tensors
+        if "_exps.weight" in tensor.name
+    }
+
+    loaded: Any = load_model(ModelConfig(str(path), dtype="float32")).model
+
+    own = loaded.state_dict()
+    down = own["model.layers.1.mlp.experts.down_proj"]
+    gate_up = own["model.layers.1.mlp.experts.gate_up_proj"]
+    if architecture == "gpt_oss":
+        down, gate_up = down.transpose(1, 2), gate_up.transpose(1, 2)
+        gate, up = gate_up[:, ::2], gate_up[:, 1::2]
+    else:
+        gate, up = gate_up.chunk(2, dim=1)
+    for name, tensor in (("gate", gate), ("up", up), ("down", down)):
+        np.testing.assert_array_equal(tensor.numpy(), stored[f"blk.1.ffn_{name}_exps.weight"])
+
+
+def test_long_positions_have_factors_of_their_own_when_the_file_has_them(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "long_factor": [2.0 + index for index in range(8)],
+        "short_factor": [1.0 + index / 8 for index in range(8)],
+        "original_max_position_embeddings": 40,
+    }
+    options = {"rope_parameters": rope, "original_max_position_embeddings": 40}
+    model = plain_model(tmp_path / "plain", "phi3", options)
+    path = tmp_path / "model.gguf"
+    settings = {**WINDOW, "rope.scaling.original_context_length": 40, "rope.freq_base": 1e4}
+    write_gguf(
+        path,
+        model,
+        "phi3",
+        {f"phi3.{key}": value for key, value in settings.items()},
+        extra={
+            f"rope_factors_{kind}.weight": torch.tensor(rope[f"{kind}_factor"])
+            for kind in ("long", "short")
+        },
+    )
+
+    found = gguf_config(read_gguf(path))
+
+    assert found["original_max_position_embeddings"] == 40
+    assert {key: found["rope_parameters"][key] for key in rope} == rope
+    plain, own = (
+        load_model(ModelConfig(str(each), dtype="float32", max_model_len=40))
+        for each in (tmp_path / "plain", path)
+    )
+    torch.testing.assert_close(logits(own.model), logits(plain.model), rtol=1e-4, atol=1e-4)
+
+
+def test_model_is_read_from_a_set_of_files_in_a_folder(tmp_path: Path) -> None:
+    path = tiny_file(tmp_path, max_tensors=9)
+    names = [each.name for each in sorted(tmp_path.glob("*.gguf"))]
+    assert names == [f"model-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "plain", dtype=torch.float32
+    )
+
+    assert not path.exists()
+    loaded = load_model(ModelConfig(str(tmp_path), dtype="float32"))
+
+    torch.testing.assert_close(logits(loaded.model), logits(model.eval()), rtol=1e-4, atol=1e-4)
+    assert loaded.name == "model"
 
 
 def llama3_factors(factor: float, theta: float, head_dim: int) -> Tensor:
@@ -182,6 +283,95 @@ def test_file_is_refused_when_a_tensor_has_no_place(tmp_path: Path) -> None:
     path = tiny_file(tmp_path, extra={"blk.0.ssm_a": torch.ones(8)})
 
     with pytest.raises(ModelUnreadable, match=r"has no place for blk\.0\.ssm_a"):
+        load_model(ModelConfig(str(path)))
+
+
+def test_file_is_refused_when_it_lacks_a_tensor(tmp_path: Path) -> None:
+    path = tiny_file(tmp_path, left_out=["blk.1.ffn_up.weight"])
+
+    with pytest.raises(ModelUnreadable, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(ModelConfig(str(path)))
+
+
+def test_file_is_refused_when_a_tensor_does_not_fit_the_metadata(tmp_path: Path) -> None:
+    model = plain_model(tmp_path / "plain", "llama", {})
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model, "llama", {"llama.feed_forward_length": 64})
+
+    with pytest.raises(
+        ModelUnreadable, match=r"down_proj\.weight has shape \[64, 96\] where .* implies \[64, 64\]"
+    ):
+        load_model(ModelConfig(str(path)))
+
+
+def test_file_is_refused_when_blocks_do_not_divide_the_rows_of_a_tensor(tmp_path: Path) -> None:
+    path = tiny_file(tmp_path, type_name="Q8_0")
+    content = bytearray(path.read_bytes())
+    name = b"blk.0.ffn_down.weight"
+    at = content.index(name) + len(name) + 4
+    assert content[at : at + 8] == struct.pack("<Q", 96)
+    content[at : at + 8] = struct.pack("<Q", 95)
+    path.write_bytes(content)
+
+    with pytest.raises(
+        ModelUnreadable,
+        match=r"blk\.0\.ffn_down\.weight have 95 numbers, .* multiple of 32",
+    ):
+        load_model(ModelConfig(str(path)))
+
+
+def small_file(path: Path, metadata: dict[str, str], kind: GGMLQuantizationType) -> None:
+    writer = GGUFWriter(path, "llama")
+    for key, value in metadata.items():
+        writer.add_string(key, value)
+    block_size, block_bytes = GGML_QUANT_SIZES[kind]
+    rows = np.zeros((2, 256 // block_size * block_bytes), np.uint8)
+    writer.add_tensor("token_embd.weight", rows, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "metadata", "message"),
+    [
+        ("IQ2_XXS", {}, r"token_embd\.weight has type IQ2_XXS, not served; supported: F32, F16"),
+        (
+            "Q8_0",
+            {"general.type": "adapter"},
+            "general.type is adapter, not served; supp",
+        ),
+    ],
+)
+def test_file_is_refused_when_its_content_is_not_read(
+    tmp_path: Path, kind: str, metadata: dict[str, str], message: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    small_file(path, metadata, GGMLQuantizationType[kind])
+
+    with pytest.raises(ModelUnsupported, match=message):
+        load_model(ModelConfig(str(path)))
+
+
+@pytest.mark.parametrize("architecture", ["clip", "mamba"])
+def test_file_is_refused_when_its_architecture_is_not_read(
+    tmp_path: Path, architecture: str
+) -> None:
+    path = tiny_file(tmp_path, architecture)
+
+    with pytest.raises(
+        ModelUnsupported, match=f"general.architecture is {architecture}, not served; supported: "
+    ):
+        load_model(ModelConfig(str(path)))
+
+
+def test_file_is_refused_when_layers_have_numbers_of_their_own(tmp_path: Path) -> None:
+    model = plain_model(tmp_path / "plain", "llama", {})
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model, "llama", {"llama.attention.head_count_kv": [2, 1]})
+
+    with pytest.raises(ModelUnsupported, match=r"head_count_kv differs between layers, not served"):
         load_model(ModelConfig(str(path)))
 
 

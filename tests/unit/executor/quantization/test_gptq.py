@@ -79,6 +79,27 @@ def test_broken_gptq_layer_is_refused_by_the_name_of_its_tensor(
 
 
 @pytest.mark.parametrize(
+    ("part", "tensor", "message"),
+    [
+        ("qzeros", None, "lack a.qzeros"),
+        ("scales", torch.ones(2, NUM_OUTPUTS), r"a.scales has shape \[2, 64\]; allowed: \[3, 64\]"),
+        ("qzeros", torch.zeros(3, 7, dtype=torch.int32), r"a.qzeros has shape \[3, 7\]"),
+        ("qweight", torch.zeros(95, 8, dtype=torch.int32), "groups of 32 do not divide"),
+        ("qweight", torch.zeros(96, dtype=torch.int32), "a.qweight has .* allowed: 2 dimensions"),
+    ],
+)
+def test_broken_awq_layer_is_refused_by_the_name_of_its_tensor(
+    part: str, tensor: Tensor | None, message: str
+) -> None:
+    parts = {name: each for name, each in awq_layer(WEIGHT, 32)[0].items() if name != part}
+    if tensor is not None:
+        parts[part] = tensor
+
+    with pytest.raises(ModelUnreadable, match=message):
+        Awq({"bits": 4, "group_size": 32}).pack("a.weight", parts, torch.float16)
+
+
+@pytest.mark.parametrize(
     ("reader", "declared", "message"),
     [
         (Gptq, {"bits": 5}, "bits is 5, not served; supported: 2, 3, 4, 8"),
