@@ -239,11 +239,6 @@ def load_head(
 
     Raises ModelUnsupported if the head cannot guess for `target`, before its weights are read.
     """
-    if checkpoint.quantization is not None:
-        raise ModelUnsupported(
-            f"draft_model {name}: the weights of the EAGLE-3 head are quantised"
-            f" ({checkpoint.quantization}); allowed: float32, bfloat16 and float16"
-        )
     config = read_head_config(checkpoint.directory, checkpoint.config)
     _check_head(name, config, target)
     options = AttentionOptions(config.head_dim**-0.5, _window(target))

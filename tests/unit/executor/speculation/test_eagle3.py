@@ -119,6 +119,7 @@ def test_is_head_tells_a_head_from_a_model(settings: dict[str, Any], is_one: boo
         ({"rope_scaling": {"mrope_section": [1]}}, "rope_scaling.mrope_section is"),
         ({"sliding_window": 4096}, "sliding_window is 4096; allowed: none"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; allowed: 1"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is"),
         ({"norm_before_fc": True}, "norm_before_fc is True; allowed: False"),
         ({"norm_before_residual": True}, "norm_before_residual is True; allowed: False"),
         ({"eagle_config": [1]}, r"eagle_config is \[1\]; allowed: an object"),
