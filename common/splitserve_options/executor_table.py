@@ -11,12 +11,12 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     Option(
         "model",
         OptionKind.TEXT,
-        "checkpoint: a directory, or a model id of the Hugging Face hub",
+        "checkpoint: a directory, a GGUF file, or a model id of the Hugging Face hub",
         _MODEL,
         _SERVE_EXECUTOR,
         BUNDLED_MODEL,
         default_text="bundled: the toy model that comes with splitserve",
-        metavar="DIR_OR_HUB_ID",
+        metavar="PATH_OR_HUB_ID",
     ),
     Option(
         "served-model-name",
@@ -46,7 +46,7 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
         _SERVE_EXECUTOR,
         "auto",
         default_text="auto: the checkpoint's; for float16 on a CPU, bfloat16 if it represents the"
-        " weights exactly, else float32",
+        " weights exactly or they are quantised, else float32",
         choices=("auto", "float32", "bfloat16", "float16"),
     ),
     Option(
@@ -122,7 +122,8 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     Option(
         "quantization",
         OptionKind.CHOICE,
-        "int8 (CPU): 8-bit weight matrices, for about half the memory and faster small batches",
+        "int8 (CPU): 8-bit weight matrices, for about half the memory and faster small batches; "
+        "quantised checkpoints need no option",
         _MODEL,
         _SERVE_EXECUTOR,
         "none",

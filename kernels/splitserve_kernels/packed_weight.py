@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 # Numbers that `dequantized` computes at once; bounds its temporary memory.
-_CHUNK_ELEMENTS = 2**22
+_CHUNK_ELEMENTS = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +136,27 @@ class PackedWeight:
         for plane in self.planes[1:]:
             codes = codes | plane.unpacked(rows) << shift
             shift += plane.num_bits
-        numbers = codes.float() if self.values is None else self.values[codes.int()]
-        scales = self._spread(self.scales.as_float32(group_rows), rows)
+        if self.values is None:
+            numbers = codes.float()
+        else:
+            # Several times as fast as indexing.
+            numbers = self.values.expand(len(codes), -1).gather(1, codes.long())
+        padding = -numbers.shape[1] % self.group_size
+        if padding:
+            numbers = torch.nn.functional.pad(numbers, (0, padding))
+        groups = numbers.view(len(numbers), -1, self.group_size)
         if self.zero_points is not None:
-            zero_points = self._spread(self.zero_points[group_rows].float(), rows)
-            return (numbers - zero_points) * scales
-        numbers = numbers * scales
-        if self.offsets is None:
-            return numbers
-        return numbers - self._spread(self.offsets.as_float32(group_rows), rows)
+            groups -= self._of_rows(self.zero_points[group_rows].float(), rows)
+        groups *= self._of_rows(self.scales.as_float32(group_rows), rows)
+        if self.offsets is not None:
+            groups -= self._of_rows(self.offsets.as_float32(group_rows), rows)
+        return numbers[:, : self.shape[1]]
 
-    def _spread(self, groups: Tensor, rows: slice) -> Tensor:
-        """Repeats the numbers of groups for each weight of `rows`, [rows, K]."""
-        spread = groups.repeat_interleave(self.group_size, dim=1)[:, : self.shape[1]]
+    def _of_rows(self, groups: Tensor, rows: slice) -> Tensor:
+        """Returns the numbers of groups for each of `rows`, [rows, G, 1]."""
         if self.rows_per_group > 1:
-            spread = spread.repeat_interleave(self.rows_per_group, dim=0)
-        return spread[: rows.stop - rows.start]
+            groups = groups.repeat_interleave(self.rows_per_group, dim=0)
+        return groups[: rows.stop - rows.start, :, None]
 
 
 @dataclass(frozen=True, slots=True)
