@@ -178,9 +178,10 @@ def _read_config(checkpoint: Checkpoint) -> Any:  # noqa: ANN401
         # An unknown model type is a ValueError, a nonsensical value any of many types.
         message = f"{checkpoint.directory}/config.json: {one_line(error)}"
         raise ModelUnsupported(message) from error
-    if getattr(config, "quantization_config", None) is not None:
-        # We apply it ourselves.
-        del config.quantization_config
+    for part in (config, config.get_text_config(decoder=True)):
+        if getattr(part, "quantization_config", None) is not None:
+            # We apply it ourselves.
+            del part.quantization_config
     return config
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -129,6 +130,66 @@ def test_model_has_the_logits_of_its_dequantised_weights(tmp_path: Path, case: s
     loaded = load_model(ModelConfig(str(tmp_path), dtype="float32"))
 
     torch.testing.assert_close(logits(loaded.model), logits(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("case", "place"),
+    [
+        ("w4a16", "compression_config"),
+        ("gptq", "quantize_config.json"),
+        ("awq", "quant_config.json"),
+    ],
+)
+def test_declaration_may_be_in_older_places(tmp_path: Path, case: str, place: str) -> None:
+    declared, quantise = CASES[case]
+    model = write_quantised(tmp_path, declared, quantise)
+    edit_json(tmp_path / "config.json", quantization_config=None)
+    content = {key: value for key, value in declared.items() if key != "quant_method"}
+    if place.endswith(".json"):
+        (tmp_path / place).write_text(json.dumps(content))
+    else:
+        edit_json(tmp_path / "config.json", **{place: content})
+
+    loaded = load_model(ModelConfig(str(tmp_path), dtype="float32"))
+
+    torch.testing.assert_close(logits(loaded.model), logits(model), rtol=1e-4, atol=1e-4)
+
+
+def test_layers_are_read_from_files_of_torch(tmp_path: Path) -> None:
+    model = write_quantised(tmp_path, *CASES["gptq"])
+    torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+
+    loaded = load_model(ModelConfig(str(tmp_path), dtype="float32"))
+
+    torch.testing.assert_close(logits(loaded.model), logits(model), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("is_of_text", [False, True])
+def test_text_part_has_the_weights_of_its_quantised_layers(
+    tmp_path: Path, *, is_of_text: bool
+) -> None:
+    make_tiny_model("llava", tmp_path)
+    stored: dict[str, Tensor] = {}
+    plain: dict[str, Tensor] = {}
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        if "language_model" in name and name.endswith("proj.weight"):
+            parts, plain[name] = float8_layer(tensor.float())
+            stored |= {f"{name.removesuffix('.weight')}.{part}": t for part, t in parts.items()}
+        else:
+            stored[name] = plain[name] = tensor
+    save_file(plain, tmp_path / "model.safetensors", {"format": "pt"})
+    expected = load_model(ModelConfig(str(tmp_path), dtype="float32"))
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    content = json.loads((tmp_path / "config.json").read_text())
+    (content["text_config"] if is_of_text else content)["quantization_config"] = FP8
+    (tmp_path / "config.json").write_text(json.dumps(content))
+
+    loaded = load_model(ModelConfig(str(tmp_path), dtype="float32"))
+
+    assert len(stored) == len(plain) + 14
+    states = (loaded.model.state_dict(), expected.model.state_dict())
+    torch.testing.assert_close(*states, rtol=0.0, atol=0.0)
 
 
 def test_experts_have_the_logits_of_their_dequantised_weights(tmp_path: Path) -> None:

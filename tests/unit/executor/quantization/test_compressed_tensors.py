@@ -71,6 +71,33 @@ def test_layer_has_the_weights_that_the_package_reads(
     torch.testing.assert_close(dequantized(packed), expected, rtol=tolerance, atol=0.0)
 
 
+def test_layers_have_the_scheme_that_names_them() -> None:
+    four_bits = {"num_bits": 4, **GROUPED}
+    eight_bits = {"num_bits": 8, "strategy": "channel"}
+    groups = {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": four_bits | {"type": "int"},
+            "format": "pack-quantized",
+        },
+        "group_1": {
+            "targets": ["re:.*down_proj"],
+            "weights": eight_bits | {"type": "int"},
+            "format": "int-quantized",
+        },
+    }
+    reader = CompressedTensors({"format": "mixed-precision", "config_groups": groups})
+    for name, weight_format, settings in (
+        ("up_proj", "pack-quantized", four_bits),
+        ("down_proj", "int-quantized", eight_bits),
+    ):
+        parts, expected = compressed(weight_format, settings)
+
+        packed = reader.pack(f"model.layers.0.mlp.{name}.weight", parts, torch.float32)
+
+        torch.testing.assert_close(dequantized(packed), expected, rtol=0.0, atol=0.0)
+
+
 def test_inputs_are_in_their_order_when_groups_are_sorted_by_activation() -> None:
     settings = {"num_bits": 4, **GROUPED}
     parts, expected = compressed("pack-quantized", settings)
