@@ -112,7 +112,7 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor], int]:
         raise ModelUnreadable(f"{path}: not readable ({error})") from error
     try:
         return _Reader(path, data).read()
-    except (struct.error, IndexError, UnicodeDecodeError, OverflowError) as error:
+    except (struct.error, IndexError, OverflowError, RecursionError) as error:
         raise ModelUnreadable(f"{path}: truncated or corrupt") from error
 
 
@@ -138,7 +138,11 @@ class _Reader:
         num_tensors, num_entries = self._count(), self._count()
         metadata = {self._string(): self._value(self._scalar("I")) for _ in range(num_entries)}
         described = [self._described() for _ in range(num_tensors)]
-        alignment = int(metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ModelUnreadable(
+                f"{self._path}: general.alignment is {alignment!r}; allowed: a positive integer"
+            )
         start = -(-self._at // alignment) * alignment
         tensors = [self._tensor(start, *each) for each in described]
         return metadata, {tensor.name: tensor for tensor in tensors}, start
@@ -198,6 +202,10 @@ class _Reader:
             allowed = ", ".join((*PLAIN_TYPES, *BLOCK_TYPES))
             raise ModelUnsupported(
                 f"{self._path}: {name} has type {type_name}, not served; supported: {allowed}"
+            )
+        if 0 in shape:
+            raise ModelUnreadable(
+                f"{self._path}: {name} has shape {list(shape)}; allowed: positive sizes"
             )
         if shape[-1] % num_elements:
             raise ModelUnreadable(

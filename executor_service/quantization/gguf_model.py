@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor_service.errors import ModelUnreadable, ModelUnsupported
+from executor_service.errors import ModelUnreadable, ModelUnsupported, one_line
 from executor_service.quantization.gguf_blocks import pack_blocks
 from executor_service.quantization.gguf_file import PLAIN_TYPES, GgufFile, GgufTensor
 from executor_service.quantization.tensor_files import LazyTensor
@@ -331,8 +331,18 @@ def _architecture(metadata: GgufMetadata) -> GgufArchitecture:
 def gguf_config(file: GgufFile) -> dict[str, Any]:
     """Returns the contents of a config.json for the model of a file.
 
-    Raises ModelUnsupported for an architecture, or an option of it, that is not read.
+    Raises ModelUnsupported for an architecture, or an option of it, that is not read, and
+    ModelUnreadable for missing and nonsensical metadata.
     """
+    try:
+        return _config(file)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ModelUnreadable(
+            f"{file.paths[0]}: the metadata describe no model ({one_line(error)})"
+        ) from error
+
+
+def _config(file: GgufFile) -> dict[str, Any]:
     metadata = GgufMetadata(file)
     kind = file.metadata.get("general.type", "model")
     if kind != "model":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,42 @@ def test_file_is_refused_when_its_header_is_cut_off(tmp_path: Path, num_bytes: i
     path.write_bytes(path.read_bytes()[:num_bytes])
 
     with pytest.raises(ModelUnreadable, match=r"model\.gguf"):
+        load_model(ModelConfig(str(path)))
+
+
+def test_file_is_read_or_refused_when_bytes_of_its_header_are_changed(tmp_path: Path) -> None:
+    original = tiny_file(tmp_path).read_bytes()
+    generator = random.Random(1)
+    path = tmp_path / "changed.gguf"
+    num_refused = 0
+    for _ in range(400):
+        content = bytearray(original)
+        for _ in range(generator.choice((1, 2, 4))):
+            content[generator.randrange(2000)] = generator.choice((0, 1, 9, 255))
+        path.write_bytes(content)
+        try:
+            gguf_config(read_gguf(path))
+        except (ModelUnreadable, ModelUnsupported):
+            num_refused += 1
+    assert num_refused > 100
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"general.alignment": 0}, "general.alignment is 0; allowed: a positive integer"),
+        ({"llama.attention.head_count": 0}, "the metadata describe no model"),
+        ({"llama.embedding_length": "wide"}, "the metadata describe no model"),
+    ],
+)
+def test_file_is_refused_when_its_metadata_are_nonsensical(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    model = plain_model(tmp_path / "plain", "llama", {})
+    path = tmp_path / "model.gguf"
+    write_gguf(path, model, "llama", change)
+
+    with pytest.raises(ModelUnreadable, match=message):
         load_model(ModelConfig(str(path)))
 
 
