@@ -8,8 +8,8 @@ share one super-scale.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -50,6 +50,11 @@ class GroupValues:
     numbers: Tensor
     super_scales: Tensor | None = None
     shared_scale: float = 1.0
+
+    def of_rows(self, rows: slice | Tensor) -> GroupValues:
+        """Returns the numbers of some rows (of groups)."""
+        factors = None if self.super_scales is None else self.super_scales[rows]
+        return GroupValues(self.numbers[rows], factors, self.shared_scale)
 
     def as_float32(self, rows: slice) -> Tensor:
         """Returns the numbers of `rows` (of groups), [rows, G] float32."""
@@ -111,6 +116,28 @@ class PackedWeight:
             if tensor is not None:
                 yield tensor
 
+    def codes(self, rows: slice) -> Tensor:
+        """Returns the codes of `rows`, [rows, K] uint8; of one plane without a copy."""
+        codes, shift = self.planes[0].unpacked(rows), self.planes[0].num_bits
+        for plane in self.planes[1:]:
+            codes = codes | plane.unpacked(rows) << shift
+            shift += plane.num_bits
+        return codes
+
+    def of_rows(self, rows: slice) -> PackedWeight:
+        """Returns the weights of some outputs, each with groups of its own."""
+        groups: slice | Tensor = rows
+        if self.rows_per_group > 1:
+            groups = torch.arange(rows.start, rows.stop) // self.rows_per_group
+        return replace(
+            self,
+            planes=tuple(CodePlane(plane.bits[rows], plane.num_bits) for plane in self.planes),
+            scales=self.scales.of_rows(groups),
+            rows_per_group=1,
+            zero_points=None if self.zero_points is None else self.zero_points[groups],
+            offsets=None if self.offsets is None else self.offsets.of_rows(groups),
+        )
+
     def dequantized(self, dtype: torch.dtype | None = None) -> Tensor:
         """Returns the weights [N, K] in `dtype`, by default that of the layer.
 
@@ -132,10 +159,7 @@ class PackedWeight:
     def _float32_rows(self, rows: slice) -> Tensor:
         """Returns the weights of `rows` [rows, K], inputs in the order of the codes."""
         group_rows = slice(rows.start // self.rows_per_group, -(-rows.stop // self.rows_per_group))
-        codes, shift = self.planes[0].unpacked(rows), self.planes[0].num_bits
-        for plane in self.planes[1:]:
-            codes = codes | plane.unpacked(rows) << shift
-            shift += plane.num_bits
+        codes = self.codes(rows)
         if self.values is None:
             numbers = codes.float()
         else:
@@ -157,6 +181,50 @@ class PackedWeight:
         if self.rows_per_group > 1:
             groups = groups.repeat_interleave(self.rows_per_group, dim=0)
         return groups[: rows.stop - rows.start, :, None]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """Packed weights [N, K] that are read from their file when they are used, and not kept.
+
+    `shape`: N and K. `dtype`: in which the layer computes. `read`: returns the weights of some
+    outputs. `is_read_whole`: whether it takes as long for some outputs as for all.
+    """
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    read: Callable[[slice], PackedWeight]
+    is_read_whole: bool = False
+
+    @classmethod
+    def of(cls, weight: PackedWeight) -> StoredWeight:
+        """Returns weights that are in memory."""
+        return cls(weight.shape, weight.dtype, weight.of_rows)
+
+    def in_memory(self) -> StoredWeight:
+        """Returns the weights as they are in memory if they cannot be read in parts."""
+        return StoredWeight.of(self.read(slice(0, self.shape[0]))) if self.is_read_whole else self
+
+    def parts(self) -> Iterator[tuple[slice, PackedWeight]]:
+        """Yields the weights, some outputs at a time: which they are, and their weights."""
+        num_outputs, num_inputs = self.shape
+        source = self.in_memory()
+        size = max(1, _CHUNK_ELEMENTS // num_inputs)
+        for start in range(0, num_outputs, size):
+            rows = slice(start, min(start + size, num_outputs))
+            yield rows, source.read(rows)
+
+    def dequantized(self, dtype: torch.dtype | None = None, num_outputs: int | None = None) -> Tensor:
+        """Returns the weights [N, K] in `dtype`, by default that of the layer.
+
+        `num_outputs`: the first of them only.
+        """
+        result = torch.empty(self.shape, dtype=dtype or self.dtype)
+        for rows, part in self.parts():
+            result[rows] = part.dequantized(result.dtype)
+            if num_outputs is not None and rows.stop >= num_outputs:
+                return result[:num_outputs].clone()
+        return result
 
 
 @dataclass(frozen=True, slots=True)

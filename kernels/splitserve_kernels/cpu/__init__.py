@@ -1,6 +1,7 @@
 """Native kernels for the CPU: attention, matrix products, and a whole decoder."""
 
 from splitserve_kernels.cpu.decoder import DecoderPools, NativeDecoder, RevealedStates, RunInput
+from splitserve_kernels.cpu.group_weights import GroupPart, NotPackable, pack_groups
 from splitserve_kernels.cpu.library import (
     DTYPES,
     STEP_PARTS,
@@ -22,9 +23,11 @@ __all__ = [
     "DTYPES",
     "STEP_PARTS",
     "DecoderPools",
+    "GroupPart",
     "NativeAttention",
     "NativeDecoder",
     "NativeLibrary",
+    "NotPackable",
     "PackedLinear",
     "RevealedStates",
     "RunInput",
@@ -34,5 +37,6 @@ __all__ = [
     "linear",
     "load_library",
     "pack",
+    "pack_groups",
     "why_not_native_attention",
 ]

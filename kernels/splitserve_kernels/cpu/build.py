@@ -61,9 +61,14 @@ _AVX512_CPU = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"})
 
 # Best first; the last one runs on every processor.
 VARIANTS = (
-    Variant("avx512_bf16", _AVX512_CPU | {"avx512_bf16"}, (*_AVX512, "-mavx512bf16")),
+    Variant(
+        "avx512_bf16",
+        _AVX512_CPU | {"avx512_bf16", "avx512_vnni"},
+        (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
+    ),
+    Variant("avx512_vnni", _AVX512_CPU | {"avx512_vnni"}, (*_AVX512, "-mavx512vnni")),
     Variant("avx512", _AVX512_CPU, _AVX512),
-    Variant("avx2", frozenset({"avx2", "fma"}), ("-mavx2", "-mfma")),
+    Variant("avx2", frozenset({"avx2", "fma", "f16c"}), ("-mavx2", "-mfma", "-mf16c")),
     Variant("portable", frozenset(), ()),
 )
 

@@ -45,7 +45,25 @@ class CLinear(ctypes.Structure):
         ("panels", _Pointer),
         ("bias", _Pointer),
         ("scales", _Pointer),
+        ("kinds", _Pointer),
+        ("starts", _Pointer),
         ("num_outputs", _I32),
+        ("num_inputs", _I32),
+        ("is_exact", _I32),
+    )
+
+
+class CGroupRows(ctypes.Structure):
+    """Mirrors `GroupRows` in group_weights.h."""
+
+    _fields_ = (
+        ("codes", _Pointer),
+        ("first", _Pointer),
+        ("second", _Pointer),
+        ("block_first", _Pointer),
+        ("block_second", _Pointer),
+        ("outputs", _Pointer),
+        ("num_rows", _I32),
         ("num_inputs", _I32),
     )
 
@@ -196,6 +214,16 @@ class NativeLibrary:
         self.part_ns: Tensor | None = None
         self._library = ctypes.CDLL(str(path))
         self.panel = int(self._library.splitserve_panel())
+
+    def group_panel_bytes(self, kind: int, num_inputs: int) -> int:
+        """Returns the bytes of a panel of a kind of groups (group_weights.h)."""
+        function = self._library.splitserve_group_panel_bytes
+        function.restype = ctypes.c_int64
+        return int(function(_I32(kind), _I32(num_inputs)))
+
+    def pack_groups(self, *arguments: object) -> None:
+        """Calls splitserve_pack_groups; releases Python's lock meanwhile."""
+        self._library.splitserve_pack_groups(*arguments)
 
     def call(self, name: str, dtype: torch.dtype, *arguments: object) -> None:
         """Calls splitserve_<name>_<dtype>; releases Python's lock meanwhile."""

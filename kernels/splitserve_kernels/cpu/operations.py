@@ -147,7 +147,9 @@ class PackedLinear:
     """Weight matrix [N, K] in panels (gemm.h), with bias and scales, padded to whole panels.
 
     `dtype`: of the rows it is multiplied with. `scales`: None if the panels have that dtype too;
-    otherwise the panels hold integers (int8_weights.h).
+    otherwise the panels hold integers (int8_weights.h). `kinds`, `starts`: of each panel of groups
+    (group_weights.h), uint8 and int64; None for other panels. `is_exact`: groups are multiplied
+    with rows that are not rounded.
     """
 
     panels: Tensor
@@ -156,11 +158,14 @@ class PackedLinear:
     num_outputs: int
     num_inputs: int
     dtype: torch.dtype
+    kinds: Tensor | None = None
+    starts: Tensor | None = None
+    is_exact: bool = False
 
     @property
     def num_bytes(self) -> int:
         """Total bytes of panels, bias and scales."""
-        tensors = (self.panels, self.bias, self.scales)
+        tensors = (self.panels, self.bias, self.scales, self.kinds, self.starts)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def as_c(self) -> CLinear:
@@ -169,8 +174,11 @@ class PackedLinear:
             pointer(self.panels),
             pointer(self.bias),
             pointer(self.scales),
+            pointer(self.kinds),
+            pointer(self.starts),
             self.num_outputs,
             self.num_inputs,
+            self.is_exact,
         )
 
 

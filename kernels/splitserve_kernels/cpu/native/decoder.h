@@ -41,6 +41,14 @@ struct Decoder {
     return std::any_of(layers, layers + num_layers,
                        [](const DecoderLayer& layer) { return layer.sliding_window > 0; });
   }
+
+  bool rounds_rows() const {
+    return head.rounds_rows() ||
+           std::any_of(layers, layers + num_layers, [](const DecoderLayer& layer) {
+             return layer.qkv.rounds_rows() || layer.attention_output.rounds_rows() ||
+                    layer.gate_up.rounds_rows() || layer.down.rounds_rows();
+           });
+  }
 };
 
 // One step. `token_ids`, `positions`, `slots`: [T]. `cosines`, `sines`: [P, rotary_dim / 2], for
@@ -69,6 +77,7 @@ struct DecoderScratch {
   std::vector<float> residual;                // [T, W]
   std::vector<float> slots;                   // of the attention plan
   std::vector<T> normed, qkv, attended, mlp;  // [T, W], [T, (H + 2G) D], [T, H D], [T, I]
+  RoundedRows rounded;                        // of the matrix that is multiplied with
 
   void reserve(const Decoder& decoder, int num_tokens, int num_logits, int num_slots) {
     const size_t tokens = num_tokens;
@@ -79,6 +88,11 @@ struct DecoderScratch {
     grow(qkv, tokens * num_heads * decoder.head_dim);
     grow(attended, tokens * decoder.num_heads * decoder.head_dim);
     grow(mlp, tokens * decoder.mlp_width);
+    if (decoder.rounds_rows()) {
+      const int attended_width = decoder.num_heads * decoder.head_dim;
+      rounded.reserve(std::max(num_tokens, num_logits),
+                      std::max({decoder.width, decoder.mlp_width, attended_width}));
+    }
   }
 
  private:
@@ -105,7 +119,7 @@ class DecoderWorker {
   }
 
   static int num_phases(const Decoder& decoder, const DecoderStep& step) {
-    return decoder.num_layers * 9 + 3 + step.num_revealed;
+    return decoder.num_layers * 11 + 3 + step.num_revealed;
   }
 
   void run() {
@@ -189,25 +203,32 @@ class DecoderWorker {
   void multiply_normed(const Linear& linear, const float* norm, int num_rows, TokenOf token_of,
                        Finish finish) {
     thread_local std::vector<T> of_thread;
+    thread_local RoundedRows rounded_of_thread;
     std::vector<T>& own = of_thread;
+    RoundedRows& own_rounded = rounded_of_thread;
     const size_t width = decoder_.width;
+    const bool rounds = linear.rounds_rows();
     const T* input = nullptr;
-    const auto normalize = [&](int i, T* to) {
+    const RoundedRows* rounded = &own_rounded;
+    const auto prepare = [&](int i, T* to, RoundedRows& rounded_to) {
       rms_norm(residual(token_of(i)), norm, decoder_.epsilon, decoder_.width, to + i * width);
+      if (rounds) rounded_to.round(i, decoder_.width, to + i * width);
     };
     if (num_rows > kTokensPerTask) {
       T* shared = scratch_.normed.data();
-      for_tokens(num_rows, [&](int i) { normalize(i, shared); });
+      for_tokens(num_rows, [&](int i) { prepare(i, shared, scratch_.rounded); });
       lap(kNorms);
       input = shared;
+      rounded = &scratch_.rounded;
     }
     run_phase(num_tasks(linear, num_rows), [&](int task) {
       if (!input) {
         if (own.size() < num_rows * width) own.resize(num_rows * width);
-        for (int i = 0; i < num_rows; ++i) normalize(i, own.data());
+        if (rounds) own_rounded.reserve(num_rows, decoder_.width);
+        for (int i = 0; i < num_rows; ++i) prepare(i, own.data(), own_rounded);
         input = own.data();
       }
-      multiply_task(linear, task, input, width, num_rows, finish);
+      multiply_task(linear, task, input, width, *rounded, num_rows, finish);
     });
   }
 
@@ -270,8 +291,26 @@ class DecoderWorker {
   }
 
   void add_projection(const Linear& linear, const T* input, int input_width) {
-    run_phase(num_tasks(linear, step_.num_tokens), [&](int task) {
-      multiply_task(linear, task, input, input_width, step_.num_tokens,
+    thread_local RoundedRows rounded_of_thread;
+    RoundedRows& own_rounded = rounded_of_thread;
+    const int num_rows = step_.num_tokens;
+    const RoundedRows* rounded = &own_rounded;
+    bool is_rounded = !linear.rounds_rows();
+    const auto round = [&](int i, RoundedRows& to) {
+      to.round(i, input_width, input + size_t(i) * input_width);
+    };
+    if (!is_rounded && num_rows > kTokensPerTask) {
+      for_tokens(num_rows, [&](int i) { round(i, scratch_.rounded); });
+      rounded = &scratch_.rounded;
+      is_rounded = true;
+    }
+    run_phase(num_tasks(linear, num_rows), [&](int task) {
+      if (!is_rounded) {
+        own_rounded.reserve(num_rows, input_width);
+        for (int i = 0; i < num_rows; ++i) round(i, own_rounded);
+        is_rounded = true;
+      }
+      multiply_task(linear, task, input, input_width, *rounded, num_rows,
                     [&](int token, int output, const Floats* sums) {
                       float* to = residual(token);
                       for (int v = 0; v < kPanelVectors; ++v, output += kLanes) {

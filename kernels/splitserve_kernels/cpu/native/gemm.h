@@ -14,36 +14,24 @@
 #include <algorithm>
 #include <vector>
 
+#include "group_weights.h"
 #include "int8_weights.h"
 #include "simd.h"
 #include "transpose.h"
 
 namespace splitserve {
 
-// `kMaxRows`: rows that are computed together. Their sums fill the registers.
+// Rows that are computed together. Their sums fill the registers.
 #if defined(__AVX512F__)
-constexpr int kPanelVectors = 4, kMaxRows = 6;
+constexpr int kMaxRows = 6;
 #else
-constexpr int kPanelVectors = 2, kMaxRows = 5;
+constexpr int kMaxRows = 5;
 #endif
-constexpr int kPanel = kPanelVectors * kLanes;
 // Rows and inputs that stay in a core's cache while panels pass.
 constexpr int kRowBlock = 96;
 constexpr int kInputBlock = 2048;
 // Words of a panel of integers that are widened before many rows are multiplied with them.
 constexpr int kWidenedWords = 256;
-
-// A word of a row in all lanes. Of what it knows to be a repetition, GCC would take the parts first
-// and repeat each of them, which takes three instructions instead of one.
-SPLITSERVE_INLINE Words repeat_word(const void* from) {
-#if defined(__AVX512F__)
-  return (Words)_mm512_broadcastss_ps(_mm_load_ss(static_cast<const float*>(from)));
-#elif defined(__AVX2__)
-  return (Words)_mm256_broadcast_ss(static_cast<const float*>(from));
-#else
-  return splat_word(load_as<uint32_t>(from));
-#endif
-}
 
 // Words are multiplied part by part, or whole where there is an instruction for it.
 #if defined(__AVX512BF16__)
@@ -211,14 +199,20 @@ inline void multiply(const Source* sources, int num_sources, const T* const* row
   }
 }
 
-// A weight matrix. `panels`: see above; with `scales`, integers (int8_weights.h). `bias`, `scales`:
-// for each output, padded to whole panels, or null.
+// A weight matrix. `panels`: see above; with `scales`, integers (int8_weights.h); with `kinds`, groups
+// (group_weights.h), each panel of its kind, at its start. `bias`, `scales`: for each output, padded
+// to whole panels, or null. `is_exact`: groups are multiplied with rows that are not rounded.
 struct Linear {
   const void* panels;
   const float* bias;
   const float* scales;
+  const uint8_t* kinds;
+  const int64_t* starts;
   int32_t num_outputs;
   int32_t num_inputs;
+  int32_t is_exact;
+
+  bool rounds_rows() const { return kinds && !is_exact; }
 };
 
 inline int num_panels(int num_outputs) { return (num_outputs + kPanel - 1) / kPanel; }
@@ -238,6 +232,58 @@ inline void accumulate(const Source& source, const T* const* rows, int num_rows,
   });
 }
 
+// The same for a panel of groups, whose weights become words a few groups at a time.
+template <class T>
+inline void multiply_unpacked(const Linear& linear, int panel_index, const T** rows, int num_rows,
+                              float* sums) {
+  constexpr int kWords = kGroup / kPerWord<T>, kGroups = kWidenedWords / kWords;
+  const int kind = linear.kinds[panel_index], num_groups = linear.num_inputs / kGroup;
+  const auto* panel = static_cast<const uint8_t*>(linear.panels) + linear.starts[panel_index];
+  alignas(64) uint32_t words[kWidenedWords * kPanel];
+  for (int first = 0; first < num_groups; first += kGroups) {
+    const int count = std::min(kGroups, num_groups - first);
+    for (int i = 0; i < count; ++i) {
+      unpack_group<T>(kind, panel + group_offset(kind, first + i),
+                      panel + head_offset(kind, first + i), words + size_t(i) * kWords * kPanel);
+    }
+    const auto* next = reinterpret_cast<const int8_t*>(panel + group_offset(kind, first + count));
+    accumulate(WidenedWords<T>{words, next, count * kWords}, rows, num_rows, first == 0, sums);
+    for (int i = 0; i < num_rows; ++i) rows[i] += count * kGroup;
+  }
+}
+
+template <int kind = 0>
+inline void multiply_groups_of(int of_panel, const uint8_t* panel, int first, int count,
+                               const RoundedRow* rows, int num_rows, float* sums) {
+  if constexpr (kind < kNumKinds) {
+    if (of_panel == kind) {
+      multiply_groups_of<kind>(panel, first, count, rows, num_rows, sums);
+    } else {
+      multiply_groups_of<kind + 1>(of_panel, panel, first, count, rows, num_rows, sums);
+    }
+  }
+}
+
+// Rounded rows `first_row` .. times a panel of groups.
+inline void multiply_rounded(const Linear& linear, int panel_index, const RoundedRows& rounded,
+                             int first_row, int num_rows, float* sums) {
+  const auto* panel = static_cast<const uint8_t*>(linear.panels) + linear.starts[panel_index];
+  const int num_groups = linear.num_inputs / kGroup;
+  const int num_blocks = (num_rows + kMaxGroupRows - 1) / kMaxGroupRows;
+  // A part of a panel stays in the cache while rows pass.
+  const int part = num_blocks == 1 ? num_groups : kInputBlock / kGroup;
+  RoundedRow rows[kRowBlock];
+  for (int i = 0; i < num_rows; ++i) rows[i] = rounded.row(first_row + i, linear.num_inputs);
+  for (int first = 0; first < num_groups; first += part) {
+    const int count = std::min(part, num_groups - first);
+    for (int block = 0; block < num_blocks; ++block) {
+      const int begin = num_rows * block / num_blocks, end = num_rows * (block + 1) / num_blocks;
+      multiply_groups_of(linear.kinds[panel_index], panel, first, count, rows + begin, end - begin,
+                         sums + begin * kPanel);
+    }
+  }
+}
+
 // `num_rows` rows times one panel, without scales and bias: `sums` [num_rows][kPanel]. Advances
 // `rows`. One function for all that is done with the sums: it is large.
 template <class T>
@@ -248,6 +294,7 @@ __attribute__((noinline)) void multiply_panel(const Linear& linear, int panel_in
   const auto advance = [&](int count) {
     for (int i = 0; i < num_rows; ++i) rows[i] += count * kPerWord<T>;
   };
+  if (linear.kinds) return multiply_unpacked(linear, panel_index, rows, num_rows, sums);
   if (!linear.scales) {
     const uint32_t* panel = static_cast<const uint32_t*>(linear.panels) + first;
     constexpr int kWords = kInputBlock / kPerWord<T>;
@@ -274,18 +321,22 @@ __attribute__((noinline)) void multiply_panel(const Linear& linear, int panel_in
 }
 
 // One task of input [M, K] times weights: a panel for a block of rows. `input`: row i begins at
-// input + i * stride. Calls finish(row, first output, sums) with the bias added.
+// input + i * stride. `rounded`: these rows, if the matrix needs them. Calls finish(row, first output, sums) with the bias added.
 template <class T, class Finish>
 inline void multiply_task(const Linear& linear, int task, const T* input, size_t stride,
-                          int num_rows, Finish finish) {
+                          const RoundedRows& rounded, int num_rows, Finish finish) {
   const int panel_index = task % num_panels(linear.num_outputs);
   const int block = task / num_panels(linear.num_outputs), num_blocks = num_row_blocks(num_rows);
   const int first = int(int64_t{num_rows} * block / num_blocks);
   const int count = int(int64_t{num_rows} * (block + 1) / num_blocks) - first;
-  const T* rows[kRowBlock];
-  for (int i = 0; i < count; ++i) rows[i] = input + (first + i) * stride;
   alignas(64) float sums[kRowBlock * kPanel];
-  multiply_panel(linear, panel_index, rows, count, sums);
+  if (linear.rounds_rows()) {
+    multiply_rounded(linear, panel_index, rounded, first, count, sums);
+  } else {
+    const T* rows[kRowBlock];
+    for (int i = 0; i < count; ++i) rows[i] = input + (first + i) * stride;
+    multiply_panel(linear, panel_index, rows, count, sums);
+  }
   const int output = panel_index * kPanel;
   Floats bias[kPanelVectors] = {}, scales[kPanelVectors];
   for (int v = 0; v < kPanelVectors; ++v) {

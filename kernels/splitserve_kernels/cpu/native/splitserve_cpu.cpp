@@ -50,17 +50,36 @@ void pack_int8(const T* const* weights, int num_outputs, int num_inputs, int8_t*
 template <class T>
 void linear(const Linear& weights, const T* input, int num_rows, T* output, int num_threads) {
   const int width = weights.num_outputs;
+  thread_local RoundedRows of_caller;
+  RoundedRows& rounded = of_caller;
+  const bool rounds = weights.rounds_rows();
+  if (rounds) rounded.reserve(num_rows, weights.num_inputs);
+  Phases phases(2);
+#pragma omp parallel num_threads(num_threads)
+  {
+    phases.run(0, rounds ? num_rows : 0, [&](int row) {
+      rounded.round(row, weights.num_inputs, input + size_t(row) * weights.num_inputs);
+    });
+    phases.run(1, num_tasks(weights, num_rows), [&](int task) {
+      multiply_task(weights, task, input, weights.num_inputs, rounded, num_rows,
+                    [&](int row, int first, const Floats* sums) {
+                      T* to = output + size_t(row) * width;
+                      for (int v = 0; v < kPanelVectors; ++v, first += kLanes) {
+                        const int count = std::min(kLanes, width - first);
+                        if (count > 0) store_up_to(to + first, sums[v], count);
+                      }
+                    });
+    });
+  }
+}
+
+void pack_groups(const GroupRows& rows, const uint8_t* kinds, const int64_t* starts,
+                 uint8_t* panels, int num_threads) {
   Phases phases(1);
 #pragma omp parallel num_threads(num_threads)
-  phases.run(0, num_tasks(weights, num_rows), [&](int task) {
-    multiply_task(weights, task, input, weights.num_inputs, num_rows,
-                  [&](int row, int first, const Floats* sums) {
-                    T* to = output + size_t(row) * width;
-                    for (int v = 0; v < kPanelVectors; ++v, first += kLanes) {
-                      const int count = std::min(kLanes, width - first);
-                      if (count > 0) store_up_to(to + first, sums[v], count);
-                    }
-                  });
+  phases.run(0, rows.num_rows, [&](int row) {
+    const int panel = rows.outputs[row] / kPanel;
+    pack_group_row(rows, row, kinds[panel], panels + starts[panel], rows.outputs[row] % kPanel);
   });
 }
 
@@ -163,6 +182,17 @@ EXPORT void splitserve_pack_int8_f32(const float* const* weights, int32_t n, int
 EXPORT void splitserve_pack_int8_bf16(const Bf16* const* weights, int32_t n, int32_t k,
                                       int8_t* packed, float* scales, int32_t num_threads) {
   pack_int8(weights, n, k, packed, scales, num_threads);
+}
+
+// The bytes of a panel of a kind (group_weights.h).
+EXPORT int64_t splitserve_group_panel_bytes(int32_t kind, int32_t num_inputs) {
+  const int last = num_inputs / kGroup - 1;
+  return int64_t(group_offset(kind, last) + group_bytes(kind));
+}
+
+EXPORT void splitserve_pack_groups(const GroupRows* rows, const uint8_t* kinds,
+                                   const int64_t* starts, uint8_t* panels, int32_t num_threads) {
+  pack_groups(*rows, kinds, starts, panels, num_threads);
 }
 
 EXPORT void splitserve_linear_f32(const Linear* weights, const float* input, int32_t num_rows,

@@ -15,10 +15,11 @@ class WeightsAhead {
  public:
   // The next matrix is `linear`; each thread begins with a panel of its own.
   void expect(const Linear& linear) {
-    const size_t size = linear.scales ? 1 : sizeof(T);
-    const size_t panel = size_t(linear.num_inputs) * kPanel * size;
+    const size_t size = linear.kinds || linear.scales ? 1 : sizeof(T);
+    const size_t panel = size_t(linear.num_inputs) * kPanel * size / (linear.kinds ? 2 : 1);
     const size_t index = omp_get_thread_num() % num_panels(linear.num_outputs);
-    next_ = static_cast<const char*>(linear.panels) + index * panel;
+    const size_t start = linear.kinds ? linear.starts[index] : index * panel;
+    next_ = static_cast<const char*>(linear.panels) + start;
     end_ = next_ + std::min(panel, kMostBytes);
   }
 
