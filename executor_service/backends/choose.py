@@ -51,7 +51,15 @@ from executor_service.decoders import (
 )
 from executor_service.device import KVCache, release_cached_memory
 from executor_service.errors import BackendUnavailable, TrialFailed, one_line
-from executor_service.model import LayerKind, LoadedModel, PagedModel, attending_with, torch_model
+from executor_service.model import (
+    LayerKind,
+    LoadedModel,
+    PagedModel,
+    attending_with,
+    dequantize_linears,
+    torch_model,
+    weights_bytes,
+)
 from executor_service.sampling import Draw, SamplingRows, draw_rows
 from executor_service.trials import try_backend, try_layer
 from splitserve_kernels import reference
@@ -95,7 +103,14 @@ def choose_compute(
     `flash_attention_3`: a value of --flash-attn-3-from. Raises BackendUnavailable if these demands
     cannot be met, or if `name` is not AUTO and that backend cannot serve.
     """
-    compute = _choose(load, name, block_size, is_int8=is_int8, flash_attention_3=flash_attention_3)
+    compute = _choose(
+        load,
+        name,
+        block_size,
+        is_int8=is_int8,
+        is_exact=is_deterministic,
+        flash_attention_3=flash_attention_3,
+    )
     if is_int8 and not compute.is_int8:
         raise BackendUnavailable(
             f"quantization int8: {compute.loaded.architecture} runs with {compute.description}"
@@ -126,6 +141,7 @@ def _choose(
     block_size: int | None,
     *,
     is_int8: bool,
+    is_exact: bool,
     flash_attention_3: str,
 ) -> Compute:
     loaded = load()
@@ -137,7 +153,8 @@ def _choose(
         raise BackendUnavailable(f"{name}: not for {loaded.device.type}")
     try:
         if is_for_cpu:
-            return compute_on_cpu(load, loaded, block_size or DEFAULT_BLOCK_SIZE, is_int8=is_int8)
+            size = block_size or DEFAULT_BLOCK_SIZE
+            return compute_on_cpu(load, loaded, size, is_int8=is_int8, is_exact=is_exact)
         only = None if name == AUTO else name
         return compute_on_gpu(load, loaded, only, block_size, flash_attention_3)
     except (BuildFailed, TrialFailed, BackendUnavailable) as error:
@@ -148,7 +165,9 @@ def _choose(
         message = "attention_backends_refused device=%s reason=%r price=%r: using plain torch"
         price = PRICE_OF_TORCH_ON_CPU if is_for_cpu else PRICE_OF_TORCH_ON_GPU
         _log.log(level, message, loaded.device.type, str(error), price)
-        return replace(in_torch, why_slow=str(error))
+        if dequantize_linears(loaded.model):
+            loaded = replace(loaded, weights_bytes=weights_bytes(loaded.model))
+        return replace(in_torch, loaded=loaded, why_slow=str(error))
 
 
 def _because(compute: Compute) -> str:
@@ -159,11 +178,16 @@ def _because(compute: Compute) -> str:
 
 
 def compute_on_cpu(
-    load: Callable[[], LoadedModel], loaded: LoadedModel, block_size: int, *, is_int8: bool
+    load: Callable[[], LoadedModel],
+    loaded: LoadedModel,
+    block_size: int,
+    *,
+    is_int8: bool,
+    is_exact: bool = False,
 ) -> Compute:
     """Returns native kernels, or the native decoder, for `loaded`; `load` loads it again.
 
-    Raises BuildFailed or BackendUnavailable if native kernels cannot be used, TrialFailed if their
+    `is_exact`: activations are never rounded to 8 bits. Raises BuildFailed or BackendUnavailable if native kernels cannot be used, TrialFailed if their
     attention computes something else. Other parts that fail their trial are left to `transformers`.
     """
     for layer in loaded.layers:
@@ -176,7 +200,7 @@ def compute_on_cpu(
     reason, why_slow = why_not_native(loaded), None
     if reason is None:
         try:
-            return _native_decoder(loaded, library, block_size, is_int8=is_int8)
+            return _native_decoder(loaded, library, block_size, is_int8=is_int8, is_exact=is_exact)
         except TrialFailed as error:
             why_slow = log_decoder_refused("native", loaded, error, PRICE_OF_NO_DECODER)
             loaded = load()  # the trial took it apart
@@ -185,12 +209,14 @@ def compute_on_cpu(
     description = f"native attention ({library.variant})"
     draw, is_packed = native_draw(library), True
     try:
-        loaded = pack_linears(loaded, library, is_int8=is_int8)
+        loaded = pack_linears(loaded, library, is_int8=is_int8, is_exact=is_exact)
         description = f"native attention and matrices ({library.variant})"
     except TrialFailed as error:
         refused = "packed_matrices_refused model=%s reason=%r price=%r"
         _log.error(refused, loaded.architecture, str(error), PRICE_OF_TORCH_ON_CPU)
         loaded, is_packed, why_slow = load(), False, str(error)
+        if dequantize_linears(loaded.model):
+            loaded = replace(loaded, weights_bytes=weights_bytes(loaded.model))
     make_model = attending_with(backend)
     is_int8 &= is_packed
     return Compute(
@@ -208,9 +234,14 @@ def native_draw(library: NativeLibrary) -> Draw:
 
 
 def _native_decoder(
-    loaded: LoadedModel, library: NativeLibrary, block_size: int, *, is_int8: bool
+    loaded: LoadedModel,
+    library: NativeLibrary,
+    block_size: int,
+    *,
+    is_int8: bool,
+    is_exact: bool,
 ) -> Compute:
-    native = build_native_model(loaded, library, is_int8=is_int8)
+    native = build_native_model(loaded, library, is_int8=is_int8, is_exact=is_exact)
     loaded = replace(loaded, weights_bytes=native.num_bytes)
 
     def make_model(_loaded: LoadedModel, cache: KVCache) -> PagedModel:

@@ -6,6 +6,7 @@ loaded: it takes seconds.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import logging
@@ -49,6 +50,7 @@ from executor_service.errors import (
 )
 from executor_service.model import (
     LoadedModel,
+    QuantizedLinear,
     check_config,
     check_model_class,
     choose_max_model_len,
@@ -58,6 +60,7 @@ from executor_service.model import (
 )
 from executor_service.quantization import LazyTensor, gguf_weights, lazy_weights
 from executor_service.trials import try_model
+from splitserve_kernels.packed_weight import StoredWeight
 from splitserve_kernels.paged_batch import KVScales
 
 _log = logging.getLogger(__name__)
@@ -76,7 +79,8 @@ class ModelConfig:
     of torch. `dtype`: "float32", "bfloat16", "float16", or "auto" for that of the checkpoint,
     except that a CPU computes float16 in a faster dtype. `kv_cache_dtype`: "fp8", on GPUs only, or
     "auto" for that of the model. `max_model_len`: in tokens; None for all positions of the model.
-    `name`: shown to clients; None for that of the directory.
+    `name`: shown to clients; None for that of the directory. `keeps_packed`: quantised weights of
+    linear layers stay in their files until they are packed (`QuantizedLinear`).
     """
 
     model: str
@@ -85,6 +89,7 @@ class ModelConfig:
     kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     name: str | None = None
+    keeps_packed: bool = False
 
 
 def load_model(model_config: ModelConfig) -> LoadedModel:
@@ -198,12 +203,16 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
         dtype = "auto" if is_auto else _DTYPES[model_config.dtype]
         if is_auto and model_config.device == "cpu" and checkpoint.quantization is not None:
             dtype = _of_quantised(checkpoint, config)
-        model, info = _from_pretrained(auto_class, checkpoint, config, dtype)
+        stored: dict[str, StoredWeight] | None = {} if model_config.keeps_packed else None
+        model, info = _from_pretrained(auto_class, checkpoint, config, dtype, stored)
         if is_auto and model.dtype == torch.float16 and model_config.device == "cpu":
             dtype = _instead_of_float16(model)
             del model
             model, info = _from_pretrained(auto_class, checkpoint, config, dtype)
         check_weight_names(checkpoint.path, model, info)
+        for name, weight in (stored or {}).items():
+            module = model.get_submodule(name)
+            model.set_submodule(name, QuantizedLinear(weight, module.bias))
         for parameter in show_progress(list(model.parameters()), "weights"):
             parameter.data = parameter.data.to(model_config.device)
         model = model.to(model_config.device).eval()
@@ -228,18 +237,29 @@ def _from_pretrained(
     checkpoint: Checkpoint,
     config: Any,  # noqa: ANN401
     dtype: torch.dtype | str,
+    stored: dict[str, StoredWeight] | None = None,
 ) -> tuple[Any, Any]:
-    """Returns a model on the CPU, and the loading info."""
+    """Returns a model on the CPU, and the loading info.
+
+    `stored`: is given the quantised weights of linear layers, by module; placeholders without
+    memory take their place in the model. None: all weights are dequantised.
+    """
     from transformers import GenerationConfig
 
     make_generation_config: Any = GenerationConfig
     directory: Path | None = checkpoint.directory
     weights: dict[str, LazyTensor] | None = None
     if checkpoint.weight_format is not None or checkpoint.gguf is not None:
-        if not isinstance(dtype, torch.dtype):
-            dtype = _declared_dtype(config)
-        weights = _lazy_weights(checkpoint, dtype)
+        is_auto = not isinstance(dtype, torch.dtype)
+        own_dtype = dtype if isinstance(dtype, torch.dtype) else _declared_dtype(config)
+        if is_auto and stored is not None and own_dtype == torch.float16:
+            _log.info("float16_computed_in_bfloat16 model=%s: quantised", config.model_type)
+            own_dtype = torch.bfloat16
+        dtype = own_dtype
+        weights = _lazy_weights(checkpoint, own_dtype)
         directory, auto_class = None, _model_class(auto_class, config, checkpoint.architectures)
+        if stored is not None:
+            _keep_packed(auto_class, config, weights, stored)
     model, info = auto_class.from_pretrained(
         directory,
         config=config,
@@ -346,6 +366,40 @@ def _lazy_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, LazyT
         return gguf_weights(checkpoint.gguf, dtype)
     assert checkpoint.weight_format is not None
     return lazy_weights(checkpoint.weight_files, checkpoint.weight_format, dtype)
+
+
+def _keep_packed(
+    model_class: Any,  # noqa: ANN401
+    config: Any,  # noqa: ANN401
+    weights: dict[str, LazyTensor],
+    stored: dict[str, StoredWeight],
+) -> None:
+    """Moves the quantised weights of linear layers from `weights` to `stored`.
+
+    Placeholders of one number, expanded to the shape, remain.
+    """
+    with torch.device("meta"):
+        skeleton = model_class(copy.deepcopy(config))
+    head = skeleton.get_output_embeddings()
+    embedding = skeleton.get_input_embeddings()
+    names = {module: name for name, module in skeleton.named_modules()}
+    for module, name in names.items():
+        if type(module) is not nn.Linear:
+            continue
+        source = name
+        if module is head and f"{name}.weight" not in weights:
+            source = names.get(embedding, name)  # tied
+        weight = weights.get(f"{source}.weight")
+        packed = None if weight is None else weight.stored()
+        if packed is None:
+            continue
+        stored[name] = packed
+        if source == name:
+            weights[f"{name}.weight"] = _placeholder(packed)
+
+
+def _placeholder(weight: StoredWeight) -> LazyTensor:
+    return LazyTensor(lambda: torch.zeros(1, dtype=weight.dtype).expand(weight.shape))
 
 
 def _model_class(auto_class: Any, config: Any, architectures: Sequence[str]) -> Any:  # noqa: ANN401

@@ -6,6 +6,7 @@ layers, V vocabulary, W width of the model.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from executor_service.decoders.llama_config import (
     why_not_llama,
 )
 from executor_service.device import KVCache
-from executor_service.model import InputBatch, LoadedModel, PassRows, TakeStates
+from executor_service.model import InputBatch, LoadedModel, PassRows, QuantizedLinear, TakeStates
 from splitserve_kernels.cpu import (
     DTYPES,
     DecoderPools,
@@ -36,6 +37,8 @@ from splitserve_kernels.cpu import (
 )
 from splitserve_kernels.decoder_inputs import RunRows
 from splitserve_kernels.paged_batch import PagedBatch
+
+_log = logging.getLogger(__name__)
 
 # Positions by which the table of the rotary embedding grows.
 _ROTATION_STEP = 4096
@@ -48,22 +51,46 @@ def why_not_native(loaded: LoadedModel) -> str | None:
     reason = why_not_llama(loaded)
     if reason is not None:
         return reason
-    linears = (module for module in loaded.model.modules() if isinstance(module, nn.Linear))
+    linears = (
+        module
+        for module in loaded.model.modules()
+        if isinstance(module, nn.Linear | QuantizedLinear)
+    )
     if any(module.in_features % 2 for module in linears):
         return "a matrix has an odd number of inputs"
     return None
 
 
 def build_native_model(
-    loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool = False
+    loaded: LoadedModel,
+    library: NativeLibrary,
+    *,
+    is_int8: bool = False,
+    is_exact: bool = False,
 ) -> NativeModel:
     """Takes `loaded` apart and returns the native model that replaces it.
 
-    `is_int8`: rounds the weights. Call it only if `why_not_native` returns None. Raises TrialFailed
-    if the native model computes something else; the model is then lost.
+    `is_int8`: rounds the weights. `is_exact`: activations are never rounded to 8 bits. Call it only
+    if `why_not_native` returns None. Raises TrialFailed if the native model computes something
+    else; the model is then lost.
     """
-    return try_decoder(
-        loaded, lambda each: NativeModel(each, library, is_int8=is_int8), is_int8=is_int8
+    native = try_decoder(
+        loaded,
+        lambda each: NativeModel(each, library, is_int8=is_int8, is_exact=is_exact),
+        is_int8=is_int8,
+    )
+    native.log_dequantized()
+    return native
+
+
+def log_dequantized(loaded: LoadedModel, reason: str, num_layers: int) -> None:
+    """Logs at WARNING that quantised layers run with plain weights."""
+    _log.warning(
+        "quantised_layers_dequantised model=%s num_layers=%d reason=%r price=%r",
+        loaded.architecture,
+        num_layers,
+        reason,
+        f"they take the memory and time of {loaded.dtype_name}",
     )
 
 
@@ -71,7 +98,12 @@ class NativeModel:
     """Decoder for CPUs: native, on packed weights, with the rotary embedding of its model."""
 
     def __init__(
-        self, loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool = False
+        self,
+        loaded: LoadedModel,
+        library: NativeLibrary,
+        *,
+        is_int8: bool = False,
+        is_exact: bool = False,
     ) -> None:
         """Takes the weights out of `loaded`, layer by layer, so that memory holds them once.
 
@@ -90,6 +122,7 @@ class NativeModel:
             model.model.norm.weight,
             linear_weights(model.lm_head),
             is_int8=is_int8,
+            is_exact=is_exact,
         )
         # Each remaining tensor would keep the whole mapped file in memory.
         release_weights(model)
@@ -98,6 +131,11 @@ class NativeModel:
     def num_bytes(self) -> int:
         """Bytes of the weights."""
         return self._decoder.num_bytes
+
+    def log_dequantized(self) -> None:
+        """Logs quantised layers that kernels do not take, and why."""
+        for reason, num_layers in self._decoder.dequantized.items():
+            log_dequantized(self._loaded, reason, num_layers)
 
     @property
     def embedding(self) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from executor_service.device import release_file_pages
-from executor_service.model import LoadedModel, show_progress
+from executor_service.model import LoadedModel, QuantizedLinear, show_progress
 from splitserve_kernels.decoder_inputs import DecoderShape, LayerWeights, LinearWeights
 
 # Classes that compute a Llama, as the fields below describe it, and nothing else.
@@ -284,8 +284,8 @@ def decoder_shape(loaded: LoadedModel, rotary_dim: int) -> DecoderShape:
     layer, key = model.model.layers[0], loaded.layers[0]
     return DecoderShape(
         width=model.model.embed_tokens.weight.shape[1],
-        mlp_width=layer.mlp.gate_proj.weight.shape[0],
-        num_heads=layer.self_attn.q_proj.weight.shape[0] // key.key_dim,
+        mlp_width=layer.mlp.gate_proj.out_features,
+        num_heads=layer.self_attn.q_proj.out_features // key.key_dim,
         num_kv_heads=key.num_kv_heads,
         head_dim=key.key_dim,
         rotary_dim=rotary_dim,
@@ -321,8 +321,10 @@ def take_layers(loaded: LoadedModel) -> Iterator[LayerWeights]:
         release_file_pages()
 
 
-def linear_weights(module: nn.Linear) -> LinearWeights:
+def linear_weights(module: nn.Linear | QuantizedLinear) -> LinearWeights:
     """Returns the weights of the module, not copied."""
+    if isinstance(module, QuantizedLinear):
+        return LinearWeights(torch.empty(0), module.bias, module.stored)
     return LinearWeights(module.weight, module.bias)
 
 

@@ -38,7 +38,7 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 _MAPPINGS = Path("/proc/self/smaps")
 # Mapping of a weight file: its first and last address, and how much of it was written to.
 _WEIGHT_FILE = re.compile(
-    r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +\S.*\.safetensors$(?:\n[A-Z]\w+: .*)*?"
+    r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+ +\S.*\.(?:safetensors|gguf)$(?:\n[A-Z]\w+: .*)*?"
     r"\nAnonymous: +(\d+) kB$",
     re.MULTILINE,
 )

@@ -32,6 +32,12 @@ from executor_service.model.paged_model import (
     attending_with,
     torch_model,
 )
+from executor_service.model.quantized_linear import (
+    QuantizedLinear,
+    dequantize_linears,
+    quantized_linears,
+    rounded_inputs,
+)
 from executor_service.model.rope_scaling import fix_rope
 from executor_service.model.transformers_attention import (
     IMPLEMENTATION_NAME,
@@ -57,6 +63,7 @@ __all__ = [
     "PagedModel",
     "PassRows",
     "PassTensors",
+    "QuantizedLinear",
     "Readout",
     "RevealingModel",
     "RunningModel",
@@ -69,13 +76,16 @@ __all__ = [
     "check_model_class",
     "choose_max_model_len",
     "context_of",
+    "dequantize_linears",
     "expected_windows",
     "fill_in",
     "fix_rope",
     "layer_kinds",
     "num_scratch_blocks",
     "probe_attention",
+    "quantized_linears",
     "register_attention",
+    "rounded_inputs",
     "run_in_steps",
     "send_rows",
     "show_progress",

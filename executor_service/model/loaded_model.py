@@ -88,7 +88,10 @@ class LoadedModel:
 
 
 def weights_bytes(model: nn.Module) -> int:
-    """Returns the bytes of all parameters and buffers; tied ones count once."""
+    """Returns the bytes of all parameters and buffers; tied ones count once.
+
+    Weights that are still in their files do not count.
+    """
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 

@@ -1,6 +1,7 @@
 """Quantised checkpoints: each format becomes `PackedWeight`s, without loss."""
 
 from executor_service.quantization.bitsandbytes import BitsAndBytes
+from executor_service.quantization.codes import centred_values, planes_of_codes, signed_values
 from executor_service.quantization.compressed_tensors import CompressedTensors
 from executor_service.quantization.declaration import declared_format
 from executor_service.quantization.float8 import Float8
@@ -23,11 +24,14 @@ __all__ = [
     "LazyTensor",
     "Mxfp4",
     "WeightFormat",
+    "centred_values",
     "declared_format",
     "gguf_config",
     "gguf_header_bytes",
     "gguf_weights",
     "lazy_weights",
     "pack_blocks",
+    "planes_of_codes",
     "read_gguf",
+    "signed_values",
 ]

@@ -17,7 +17,6 @@ from torch import Tensor
 from executor_service.quantization.codes import (
     E2M1_VALUES,
     centred_values,
-    planes_of_codes,
     signed_values,
 )
 from splitserve_kernels.packed_weight import CodePlane, GroupValues, PackedWeight
@@ -62,9 +61,23 @@ def pack_blocks(type_name: str, data: Tensor, dtype: torch.dtype) -> PackedWeigh
     )
 
 
+def _plane(codes: Tensor, num_bits: int) -> tuple[CodePlane, ...]:
+    return (CodePlane(codes, num_bits, has_bytes=True),)
+
+
 def _float16(blocks: Tensor, start: int) -> Tensor:
     """Returns one float16 of each block, [N, B]."""
     return blocks[:, :, start : start + 2].contiguous().view(torch.float16).squeeze(2)
+
+
+def _words(data: Tensor) -> Tensor:
+    """Returns bytes as words of eight, so that one operation concerns eight codes."""
+    return data.contiguous().view(torch.int64)
+
+
+def _each(byte: int) -> int:
+    """Returns a word of eight equal bytes below 128."""
+    return byte * 0x0101010101010101
 
 
 def _nibbles(data: Tensor, half: int) -> Tensor:
@@ -72,8 +85,9 @@ def _nibbles(data: Tensor, half: int) -> Tensor:
 
     `data`: [N, B, bytes] uint8. Returns [N, K].
     """
-    parts = data.reshape(*data.shape[:2], -1, half)
-    return torch.stack((parts & 15, parts >> 4), dim=3).flatten(1)
+    words = _words(data).unflatten(2, (-1, half // 8))
+    codes = torch.stack((words & _each(15), words >> 4 & _each(15)), dim=3)
+    return codes.flatten(1).view(torch.uint8)
 
 
 def _bits(data: Tensor) -> Tensor:
@@ -88,40 +102,44 @@ def _q8_0(blocks: Tensor) -> _Layers:
 
 def _q4_0(blocks: Tensor) -> _Layers:
     codes = _nibbles(blocks[:, :, 2:], 16)
-    return _Layers(
-        planes_of_codes(codes, 4), centred_values(4), GroupValues(_float16(blocks, 0)), 32
-    )
+    return _Layers(_plane(codes, 4), centred_values(4), GroupValues(_float16(blocks, 0)), 32)
 
 
 def _q4_1(blocks: Tensor) -> _Layers:
     codes = _nibbles(blocks[:, :, 4:], 16)
     scales, offsets = GroupValues(_float16(blocks, 0)), GroupValues(-_float16(blocks, 2))
-    return _Layers(planes_of_codes(codes, 4), None, scales, 32, offsets)
+    return _Layers(_plane(codes, 4), None, scales, 32, offsets)
 
 
 def _q5_0(blocks: Tensor) -> _Layers:
     codes = _nibbles(blocks[:, :, 6:], 16) | _bits(blocks[:, :, 2:6]) << 4
-    return _Layers(
-        planes_of_codes(codes, 5), centred_values(5), GroupValues(_float16(blocks, 0)), 32
-    )
+    return _Layers(_plane(codes, 5), centred_values(5), GroupValues(_float16(blocks, 0)), 32)
 
 
 def _q5_1(blocks: Tensor) -> _Layers:
     codes = _nibbles(blocks[:, :, 8:], 16) | _bits(blocks[:, :, 4:8]) << 4
     scales, offsets = GroupValues(_float16(blocks, 0)), GroupValues(-_float16(blocks, 2))
-    return _Layers(planes_of_codes(codes, 5), None, scales, 32, offsets)
+    return _Layers(_plane(codes, 5), None, scales, 32, offsets)
 
 
 def _pairs_of_bits(data: Tensor) -> Tensor:
     """Returns codes of two bits: of each 32 bytes first the lowest pairs. Returns [N, K]."""
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
-    return (data.reshape(*data.shape[:2], -1, 1, 32) >> shifts & 3).flatten(1)
+    words = _words(data).unflatten(2, (-1, 4))
+    codes = torch.stack([words >> shift & _each(3) for shift in (0, 2, 4, 6)], dim=3)
+    return codes.flatten(1).view(torch.uint8)
+
+
+def _planes_of_bits(data: Tensor) -> Tensor:
+    """Returns codes of one bit: bit i of the 32 bytes belongs to the i-th 32 numbers, [N, K]."""
+    words = _words(data)
+    codes = torch.stack([words >> shift & _each(1) for shift in range(8)], dim=2)
+    return codes.flatten(1).view(torch.uint8)
 
 
 def _q2_k(blocks: Tensor) -> _Layers:
     packed = blocks[:, :, :16].flatten(1)
     return _Layers(
-        planes_of_codes(_pairs_of_bits(blocks[:, :, 16:80]), 2),
+        _plane(_pairs_of_bits(blocks[:, :, 16:80]), 2),
         None,
         GroupValues(packed & 15, _float16(blocks, 80)),
         16,
@@ -130,16 +148,14 @@ def _q2_k(blocks: Tensor) -> _Layers:
 
 
 def _q3_k(blocks: Tensor) -> _Layers:
-    # Bit i of the 32 bytes belongs to the i-th 32 numbers.
-    high = blocks[:, :, None, :32] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
-    codes = _pairs_of_bits(blocks[:, :, 32:96]) | high.flatten(1) << 2
+    codes = _pairs_of_bits(blocks[:, :, 32:96]) | _planes_of_bits(blocks[:, :, :32]) << 2
     packed = blocks[:, :, 96:108]
     low = torch.cat((packed[:, :, :8] & 15, packed[:, :, :8] >> 4), dim=2)
     shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
     upper = (packed[:, :, None, 8:] >> shifts & 3).flatten(2)
     scales = (low | upper << 4).to(torch.int8).flatten(1) - 32
     return _Layers(
-        planes_of_codes(codes, 3),
+        _plane(codes, 3),
         centred_values(3),
         GroupValues(scales, _float16(blocks, 108)),
         16,
@@ -160,14 +176,13 @@ def _six_bit_scales(blocks: Tensor) -> tuple[GroupValues, GroupValues]:
 def _q4_k(blocks: Tensor) -> _Layers:
     scales, offsets = _six_bit_scales(blocks)
     codes = _nibbles(blocks[:, :, 16:], 32)
-    return _Layers(planes_of_codes(codes, 4), None, scales, 32, offsets)
+    return _Layers(_plane(codes, 4), None, scales, 32, offsets)
 
 
 def _q5_k(blocks: Tensor) -> _Layers:
     scales, offsets = _six_bit_scales(blocks)
-    high = blocks[:, :, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
-    codes = _nibbles(blocks[:, :, 48:], 32) | high.flatten(1) << 4
-    return _Layers(planes_of_codes(codes, 5), None, scales, 32, offsets)
+    codes = _nibbles(blocks[:, :, 48:], 32) | _planes_of_bits(blocks[:, :, 16:48]) << 4
+    return _Layers(_plane(codes, 5), None, scales, 32, offsets)
 
 
 def _q6_k(blocks: Tensor) -> _Layers:
@@ -175,13 +190,13 @@ def _q6_k(blocks: Tensor) -> _Layers:
     codes = low | _pairs_of_bits(blocks[:, :, 128:192]) << 4
     scales = blocks[:, :, 192:208].contiguous().view(torch.int8).flatten(1)
     return _Layers(
-        planes_of_codes(codes, 6), centred_values(6), GroupValues(scales, _float16(blocks, 208)), 16
+        _plane(codes, 6), centred_values(6), GroupValues(scales, _float16(blocks, 208)), 16
     )
 
 
 def _iq4_nl(blocks: Tensor) -> _Layers:
     codes = _nibbles(blocks[:, :, 2:], 16)
-    return _Layers(planes_of_codes(codes, 4), _IQ4_VALUES, GroupValues(_float16(blocks, 0)), 32)
+    return _Layers(_plane(codes, 4), _IQ4_VALUES, GroupValues(_float16(blocks, 0)), 32)
 
 
 def _iq4_xs(blocks: Tensor) -> _Layers:
@@ -189,15 +204,13 @@ def _iq4_xs(blocks: Tensor) -> _Layers:
     low = torch.stack((blocks[:, :, 4:8] & 15, blocks[:, :, 4:8] >> 4), dim=3)
     scales = (low.flatten(1) | high.flatten(1) << 4).to(torch.int8) - 32
     codes = _nibbles(blocks[:, :, 8:], 16)
-    return _Layers(
-        planes_of_codes(codes, 4), _IQ4_VALUES, GroupValues(scales, _float16(blocks, 0)), 32
-    )
+    return _Layers(_plane(codes, 4), _IQ4_VALUES, GroupValues(scales, _float16(blocks, 0)), 32)
 
 
 def _mxfp4(blocks: Tensor) -> _Layers:
     codes = _nibbles(blocks[:, :, 1:], 16)
     scales = blocks[:, :, 0].contiguous().view(torch.float8_e8m0fnu)
-    return _Layers(planes_of_codes(codes, 4), E2M1_VALUES, GroupValues(scales), 32)
+    return _Layers(_plane(codes, 4), E2M1_VALUES, GroupValues(scales), 32)
 
 
 BLOCK_TYPES = {

@@ -22,6 +22,7 @@ from executor_service.errors import ModelUnreadable, ModelUnsupported, one_line
 from executor_service.quantization.gguf_blocks import pack_blocks
 from executor_service.quantization.gguf_file import PLAIN_TYPES, GgufFile, GgufTensor
 from executor_service.quantization.tensor_files import LazyTensor
+from splitserve_kernels.packed_weight import PackedWeight, StoredWeight
 
 _BLOCK = re.compile(r"^blk\.(?P<layer>\d+)\.(?P<name>.+)$")
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -472,7 +473,18 @@ def _changed(
             plain = plain - 1
         return plain
 
-    return LazyTensor(read, is_quantised=tensor.is_quantised)
+    def read_rows(rows: slice) -> PackedWeight:
+        order: slice | Tensor = rows
+        if num_heads:
+            order = _order_of_pairs(tensor.shape[0], num_heads)[rows]
+        return pack_blocks(tensor.type_name, tensor.data[order], dtype)
+
+    def stored() -> StoredWeight | None:
+        if tensor.type_name in PLAIN_TYPES or len(tensor.shape) != 2:
+            return None
+        return StoredWeight((tensor.shape[0], tensor.shape[1]), dtype, read_rows)
+
+    return LazyTensor(read, is_quantised=tensor.is_quantised, stored=stored)
 
 
 def _order_of_pairs(num_rows: int, num_heads: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from executor_service.errors import ModelUnreadable
 from executor_service.quantization.weight_format import WeightFormat
-from splitserve_kernels.packed_weight import PackedExperts, PackedWeight
+from splitserve_kernels.packed_weight import PackedExperts, PackedWeight, StoredWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,13 @@ class LazyTensor:
     """A tensor that is read, and dequantised, each time that it is indexed.
 
     `transformers` loads such objects one at a time, as it loads slices of safetensors files.
-    `is_quantised`: whether it is dequantised.
+    `is_quantised`: whether it is dequantised. `stored`: returns the weights as they are packed; None
+    if they are not.
     """
 
     read: Callable[[], Tensor]
     is_quantised: bool = False
+    stored: Callable[[], StoredWeight | None] = lambda: None
 
     def __getitem__(self, _: object) -> Tensor:
         """Returns the whole tensor."""
@@ -60,11 +62,26 @@ def _lazy_layer(
     weight_format: WeightFormat,
     dtype: torch.dtype,
 ) -> LazyTensor:
+    def pack() -> PackedWeight | PackedExperts | Tensor:
+        return weight_format.pack(name, {part: get() for part, get in parts.items()}, dtype)
+
     def read() -> Tensor:
-        packed = weight_format.pack(name, {part: get() for part, get in parts.items()}, dtype)
+        packed = pack()
         return packed.dequantized() if isinstance(packed, PackedWeight | PackedExperts) else packed
 
-    return LazyTensor(read, is_quantised=len(parts) > 1)
+    def read_rows(rows: slice) -> PackedWeight:
+        packed = pack()
+        assert isinstance(packed, PackedWeight), "the layer was packed before"
+        is_whole = rows == slice(0, packed.shape[0]) and packed.rows_per_group == 1
+        return packed if is_whole else packed.of_rows(rows)
+
+    def stored() -> StoredWeight | None:
+        packed = pack()
+        if not isinstance(packed, PackedWeight):
+            return None
+        return StoredWeight(packed.shape, dtype, read_rows, is_read_whole=True)
+
+    return LazyTensor(read, is_quantised=len(parts) > 1, stored=stored)
 
 
 def _readers(files: Sequence[Path]) -> dict[str, Callable[[], Tensor]]:

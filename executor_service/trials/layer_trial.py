@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -20,7 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from executor_service.device import available_host_bytes
-from executor_service.model import IMPLEMENTATION_NAME, context_of, unbind
+from executor_service.model import (
+    IMPLEMENTATION_NAME,
+    QuantizedLinear,
+    context_of,
+    quantized_linears,
+    unbind,
+)
 from executor_service.trials.trial import Trial
 
 
@@ -329,6 +336,10 @@ def _replaced(model: Any, dropped: list[nn.Module]) -> dict[int, Any]:  # noqa: 
     for module in model.modules():
         if module in gone:
             continue
+        if isinstance(module, QuantizedLinear):
+            is_head = module is model.get_output_embeddings()
+            memo[id(module)] = module.dense(torch.float32, CUT_VOCAB_SIZE if is_head else None)
+            continue
         context = context_of(module)
         if context is not None:  # it may be large, and the copy does not need it
             memo[id(context)] = nn.Identity()
@@ -362,7 +373,8 @@ def _shorten(cut: Any, num_before: int, num_layers: int) -> None:  # noqa: ANN40
 
 def _bytes(module: nn.Module) -> int:
     """Returns the bytes of the parameters in float32."""
-    return sum(4 * parameter.numel() for parameter in module.parameters())
+    num_quantised = sum(math.prod(each.stored.shape) for each in quantized_linears(module))
+    return 4 * (num_quantised + sum(parameter.numel() for parameter in module.parameters()))
 
 
 def _available_bytes(device: torch.device) -> int:

@@ -30,6 +30,7 @@ from executor_service.model import (
     expected_windows,
     probe_attention,
     register_attention,
+    rounded_inputs,
 )
 from executor_service.trials.layer_trial import (
     FLOAT32_TOLERANCE,
@@ -205,11 +206,13 @@ def _try_agreement(model: Any, profile: AttentionProfile, max_model_len: int) ->
 def _noise(model: Any, tokens: Tensor, logits: Tensor) -> float:  # noqa: ANN401
     """Returns the error of `logits`, those of `tokens`, that another order of sums causes.
 
-    The sequences run in one step, and the last bit of each attention output is changed.
+    The sequences run in one step, the last bit of each attention output is changed, and quantised
+    layers round their inputs.
     """
     if model.dtype == torch.float32:
         return 0.0
-    noisy, _ = probe_attention(model, tokens, torch.finfo(model.dtype).eps, is_cut=False)
+    with rounded_inputs(model):
+        noisy, _ = probe_attention(model, tokens, torch.finfo(model.dtype).eps, is_cut=False)
     return typical_error(logits, noisy)
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from splitserve_kernels.draw_rows import DrawRows
+from splitserve_kernels.packed_weight import StoredWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +36,25 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class LinearWeights:
-    """Weights of a linear layer. `weight`: [outputs, inputs]. `bias`: [outputs] or None."""
+    """Weights of a linear layer. `weight`: [outputs, inputs]. `bias`: [outputs] or None.
+
+    `stored`: quantised weights; `weight` is empty then.
+    """
 
     weight: Tensor
     bias: Tensor | None = None
+    stored: StoredWeight | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of the layer."""
+        return len(self.weight) if self.stored is None else self.stored.shape[0]
+
+    def dequantized(self) -> LinearWeights:
+        """Returns the layer with plain weights."""
+        if self.stored is None:
+            return self
+        return LinearWeights(self.stored.dequantized(), self.bias)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,16 +23,28 @@ class CodePlane:
     """Some bits of all codes.
 
     `bits`: [N, K * num_bits / 8] uint8; input k is in byte k * num_bits // 8, and of the inputs in
-    a byte the first has the lowest bits. `num_bits`: 1, 2, 4 or 8.
+    a byte the first has the lowest bits. `num_bits`: 1, 2, 4 or 8. `has_bytes`: each input has a
+    byte of its own, [N, K]; `num_bits` then is any number up to 8.
     """
 
     bits: Tensor
     num_bits: int
+    has_bytes: bool = False
+
+    @property
+    def num_inputs(self) -> int:
+        """Inputs K."""
+        width = self.bits.shape[1]
+        return width if self.has_bytes else width * 8 // self.num_bits
+
+    def of_rows(self, rows: slice) -> CodePlane:
+        """Returns the bits of some outputs."""
+        return replace(self, bits=self.bits[rows])
 
     def unpacked(self, rows: slice) -> Tensor:
         """Returns the values of this plane for `rows`, [rows, K] uint8."""
         bits = self.bits[rows]
-        if self.num_bits == 8:
+        if self.num_bits == 8 or self.has_bytes:
             return bits
         shifts = torch.arange(0, 8, self.num_bits, dtype=torch.uint8, device=bits.device)
         mask = (1 << self.num_bits) - 1
@@ -93,7 +105,7 @@ class PackedWeight:
     def shape(self) -> tuple[int, int]:
         """Outputs N and inputs K."""
         plane = self.planes[0]
-        return plane.bits.shape[0], plane.bits.shape[1] * 8 // plane.num_bits
+        return plane.bits.shape[0], plane.num_inputs
 
     @property
     def num_bits(self) -> int:
@@ -131,7 +143,7 @@ class PackedWeight:
             groups = torch.arange(rows.start, rows.stop) // self.rows_per_group
         return replace(
             self,
-            planes=tuple(CodePlane(plane.bits[rows], plane.num_bits) for plane in self.planes),
+            planes=tuple(plane.of_rows(rows) for plane in self.planes),
             scales=self.scales.of_rows(groups),
             rows_per_group=1,
             zero_points=None if self.zero_points is None else self.zero_points[groups],
@@ -159,25 +171,38 @@ class PackedWeight:
     def _float32_rows(self, rows: slice) -> Tensor:
         """Returns the weights of `rows` [rows, K], inputs in the order of the codes."""
         group_rows = slice(rows.start // self.rows_per_group, -(-rows.stop // self.rows_per_group))
+        numbers = self._numbers(rows)
+        scales = self._spread(self.scales.as_float32(group_rows), rows)
+        grouped = self._in_groups(numbers)
+        if self.zero_points is not None:
+            grouped -= self._spread(self.zero_points[group_rows].float(), rows)
+        grouped *= scales
+        if self.offsets is not None:
+            grouped -= self._spread(self.offsets.as_float32(group_rows), rows)
+        return grouped.flatten(1)[:, : self.shape[1]]
+
+    def _numbers(self, rows: slice) -> Tensor:
+        """Returns what the codes of `rows` stand for, [rows, K] float32."""
         codes = self.codes(rows)
         if self.values is None:
-            numbers = codes.float()
-        else:
-            # Several times as fast as indexing.
-            numbers = self.values.expand(len(codes), -1).gather(1, codes.long())
+            return codes.float()
+        steps = self.values - torch.arange(len(self.values))
+        if bool((steps == steps[0]).all()):
+            return codes.float().add_(steps[0])
+        if len(self.values) == 256 and bool((steps[:128] == 0).all() & (steps[128:] == -256).all()):
+            return codes.view(torch.int8).float()
+        # Several times as fast as indexing.
+        return self.values.expand(len(codes), -1).gather(1, codes.long())
+
+    def _in_groups(self, numbers: Tensor) -> Tensor:
+        """Returns `numbers` [rows, K] as [rows, G, group size], padded to whole groups."""
         padding = -numbers.shape[1] % self.group_size
         if padding:
             numbers = torch.nn.functional.pad(numbers, (0, padding))
-        groups = numbers.view(len(numbers), -1, self.group_size)
-        if self.zero_points is not None:
-            groups -= self._of_rows(self.zero_points[group_rows].float(), rows)
-        groups *= self._of_rows(self.scales.as_float32(group_rows), rows)
-        if self.offsets is not None:
-            groups -= self._of_rows(self.offsets.as_float32(group_rows), rows)
-        return numbers[:, : self.shape[1]]
+        return numbers.unflatten(1, (-1, self.group_size))
 
-    def _of_rows(self, groups: Tensor, rows: slice) -> Tensor:
-        """Returns the numbers of groups for each of `rows`, [rows, G, 1]."""
+    def _spread(self, groups: Tensor, rows: slice) -> Tensor:
+        """Returns the numbers of groups as [rows, G, 1], those of shared groups for each row."""
         if self.rows_per_group > 1:
             groups = groups.repeat_interleave(self.rows_per_group, dim=0)
         return groups[: rows.stop - rows.start, :, None]
@@ -214,7 +239,9 @@ class StoredWeight:
             rows = slice(start, min(start + size, num_outputs))
             yield rows, source.read(rows)
 
-    def dequantized(self, dtype: torch.dtype | None = None, num_outputs: int | None = None) -> Tensor:
+    def dequantized(
+        self, dtype: torch.dtype | None = None, num_outputs: int | None = None
+    ) -> Tensor:
         """Returns the weights [N, K] in `dtype`, by default that of the layer.
 
         `num_outputs`: the first of them only.

@@ -9,6 +9,7 @@ between layers.
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from splitserve_kernels.cpu.group_weights import GroupPart, NotPackable, pack_groups
 from splitserve_kernels.cpu.library import (
     CAttentionRows,
     CDecoder,
@@ -69,10 +71,13 @@ class RevealedStates:
 
 
 class NativeDecoder:
-    """Decoder with packed weights: float32, bfloat16 or int8. Norms, sums and residual are float32.
+    """Decoder with packed weights: float32, bfloat16, int8, or codes of quantised checkpoints.
+
+    Norms, sums and residual are float32.
 
     The logits of a sequence are bit-identical whatever shares its batch and however its tokens are
-    divided into steps. `num_bytes`: size of the weights. `embedding`: [V, W].
+    divided into steps. `num_bytes`: size of the weights. `embedding`: [V, W]. `dequantized`:
+    quantised matrices that became plain ones, by the reason.
     """
 
     def __init__(
@@ -85,23 +90,28 @@ class NativeDecoder:
         head: LinearWeights,
         *,
         is_int8: bool = False,
+        is_exact: bool = False,
     ) -> None:
         """Copies all weights; takes the layers one by one. `embedding`: [V, W].
 
-        `is_int8`: rounds the matrices to integers, see `linear.pack`.
+        `is_int8`: rounds the matrices to integers, see `linear.pack`. `is_exact`: activations are
+        not rounded to 8 bits where weights are codes; nor are they in float32.
         """
         self._library = library
         self._is_int8 = is_int8
+        self._is_exact = is_exact or embedding.dtype == torch.float32
+        self.dequantized: Counter[str] = Counter()
         self._shape = shape
         self._logits = torch.empty(0)
         self._kept: list[object] = []  # objects that the C structures point to
         self.num_bytes = embedding.nbytes
         self.embedding = embedding.detach().clone(memory_format=torch.contiguous_format)
-        if head.weight.data_ptr() == embedding.data_ptr() and head.weight.shape == embedding.shape:
+        is_tied = head.stored is None and head.weight.data_ptr() == embedding.data_ptr()
+        if is_tied and head.weight.shape == embedding.shape:
             head = LinearWeights(self.embedding, head.bias)  # tied: already in memory
         # Layers last: their source is freed layer by layer, and that of the other weights with the
         # first of them.
-        self._head = self._packed(*_joined([head]))
+        self._head = self._joined(head)
         c_layers = [self._layer(layer) for layer in layers]
         self._layers = (CDecoderLayer * len(c_layers))(*c_layers)
         self._final_norm = _norm(final_norm)
@@ -217,63 +227,86 @@ class NativeDecoder:
         return self._logits[:count]
 
     def _layer(self, layer: LayerWeights) -> CDecoderLayer:
-        half = self._library.panel // 2
         norms = [
             None if norm is None else _norm(norm)
             for norm in (layer.input_norm, layer.mlp_norm, layer.query_norm, layer.key_norm)
         ]
         self._kept.append(norms)
         return CDecoderLayer(
-            self._packed(*_joined([layer.query, layer.key, layer.value])).as_c(),
-            self._packed(*_joined([layer.attention_output])).as_c(),
-            self._packed(*_interleaved(layer.gate, layer.up, half)).as_c(),
-            self._packed(*_joined([layer.down])).as_c(),
+            self._joined(layer.query, layer.key, layer.value).as_c(),
+            self._joined(layer.attention_output).as_c(),
+            self._interleaved(layer.gate, layer.up).as_c(),
+            self._joined(layer.down).as_c(),
             *(pointer(norm) for norm in norms),
             pointer(None),
             layer.sliding_window or 0,
             0.0,
         )
 
-    def _packed(self, rows: WeightRows, bias: Tensor | None) -> PackedLinear:
-        packed = pack(self._library, rows, bias, is_int8=self._is_int8)
+    def _joined(self, *parts: LinearWeights) -> PackedLinear:
+        """Packs matrices with the same input, outputs one after the other."""
+        ends = np.cumsum([part.num_outputs for part in parts])
+        places = [
+            np.arange(end - part.num_outputs, end) for part, end in zip(parts, ends, strict=True)
+        ]
+        return self._packed(parts, places, int(ends[-1]))
+
+    def _interleaved(self, gate: LinearWeights, up: LinearWeights) -> PackedLinear:
+        """Packs gate and up projection, half a panel of outputs of each in turn."""
+        half = self._library.panel // 2
+        index = np.arange(gate.num_outputs)
+        places = index + index // half * half
+        padded = -(-gate.num_outputs // half) * half
+        return self._packed((gate, up), [places, places + half], 2 * padded)
+
+    def _packed(
+        self,
+        parts: Sequence[LinearWeights],
+        places: Sequence[npt.NDArray[np.int64]],
+        num_outputs: int,
+    ) -> PackedLinear:
+        """Packs the outputs of `parts` at their places in a matrix."""
+        bias = None
+        if any(part.bias is not None for part in parts):
+            bias = torch.zeros(num_outputs)
+            for part, own in zip(parts, places, strict=True):
+                if part.bias is not None:
+                    bias[torch.from_numpy(own)] = part.bias.detach().float()
+        packed = self._quantized(parts, places, num_outputs, bias)
+        if packed is None:
+            rows = [WeightRows.of(part.dequantized().weight) for part in parts]
+            addresses = np.zeros(num_outputs, np.int64)
+            for each, own in zip(rows, places, strict=True):
+                addresses[own] = each.addresses
+            sources = tuple(source for each in rows for source in each.sources)
+            joined = WeightRows(addresses, sources)
+            packed = pack(self._library, joined, bias, is_int8=self._is_int8)
         self._kept.append(packed)
         self.num_bytes += packed.num_bytes
         return packed
 
-
-def _joined(parts: list[LinearWeights]) -> tuple[WeightRows, Tensor | None]:
-    """Concatenates the outputs of matrices with the same input; returns their rows and biases."""
-    rows = [WeightRows.of(part.weight) for part in parts]
-    sources = tuple(source for each in rows for source in each.sources)
-    joined = WeightRows(np.concatenate([each.addresses for each in rows]), sources)
-    if all(part.bias is None for part in parts):
-        return joined, None
-    return joined, torch.cat([_bias(part) for part in parts])
-
-
-def _interleaved(
-    gate: LinearWeights, up: LinearWeights, half: int
-) -> tuple[WeightRows, Tensor | None]:
-    """Interleaves the rows of gate and up projection, `half` outputs of each in turn."""
-    gate_rows, up_rows = WeightRows.of(gate.weight), WeightRows.of(up.weight)
-    padding = -len(gate_rows.addresses) % half
-
-    def halves(addresses: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return np.pad(addresses, (0, padding)).reshape(-1, half)
-
-    addresses = np.stack([halves(gate_rows.addresses), halves(up_rows.addresses)], axis=1)
-    rows = WeightRows(addresses.ravel(), gate_rows.sources + up_rows.sources)
-    if gate.bias is None and up.bias is None:
-        return rows, None
-    biases = [torch.nn.functional.pad(_bias(part), (0, padding)) for part in (gate, up)]
-    return rows, torch.stack([bias.view(-1, half) for bias in biases], dim=1).flatten()
-
-
-def _bias(weights: LinearWeights) -> Tensor:
-    """Returns the bias, zeros if there is none: [outputs] float32."""
-    if weights.bias is None:
-        return torch.zeros(weights.weight.shape[0])
-    return weights.bias.detach().float()
+    def _quantized(
+        self,
+        parts: Sequence[LinearWeights],
+        places: Sequence[npt.NDArray[np.int64]],
+        num_outputs: int,
+        bias: Tensor | None,
+    ) -> PackedLinear | None:
+        """Packs the codes of `parts`; None if kernels do not take them."""
+        stored = [part.stored for part in parts if part.stored is not None]
+        if not stored:
+            return None
+        try:
+            if len(stored) < len(parts):
+                raise NotPackable("only some of the layers multiplied together are quantised")
+            groups = [
+                GroupPart(weight, own.astype(np.int32))
+                for weight, own in zip(stored, places, strict=True)
+            ]
+            return pack_groups(self._library, groups, num_outputs, bias, is_exact=self._is_exact)
+        except NotPackable as error:
+            self.dequantized[str(error)] += len(stored)
+            return None
 
 
 def _norm(weight: Tensor) -> Tensor:

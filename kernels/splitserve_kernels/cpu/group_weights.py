@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -278,11 +278,12 @@ def _float16(scales: GroupValues, *, is_of_output: bool) -> tuple[Tensor, Tensor
 
     `is_of_output`: there is one scale for an output; the factor is that scale.
     """
-    plain = scales.as_float32(slice(None))
+    shared = scales.shared_scale
+    plain = replace(scales, shared_scale=1.0).as_float32(slice(None))
     if is_of_output:
-        return torch.ones(plain.shape, dtype=torch.float16), plain[:, 0]
-    if scales.numbers.dtype == torch.float16:
-        return scales.numbers, torch.full((len(plain),), scales.shared_scale)
+        return torch.ones(plain.shape, dtype=torch.float16), plain[:, 0] * shared
+    if scales.numbers.dtype == torch.float16 and scales.super_scales is None:
+        return scales.numbers, torch.full((len(plain),), shared)
     largest = plain.abs().amax(dim=1).clamp(min=1e-30)
     factors = torch.exp2(torch.floor(torch.log2(largest / _LARGEST_SCALE)))
-    return (plain / factors[:, None]).to(torch.float16), factors
+    return (plain / factors[:, None]).to(torch.float16), factors * shared

@@ -49,13 +49,3 @@ def test_blocks_hold_the_numbers_that_gguf_reads(type_name: str) -> None:
 
     assert packed.shape == expected.shape
     np.testing.assert_array_equal(packed.dequantized(torch.float32).numpy(), expected)
-
-
-@pytest.mark.parametrize("type_name", BLOCK_TYPES)
-def test_packed_blocks_take_the_memory_of_the_file(type_name: str) -> None:
-    rows = torch.from_numpy(random_rows(type_name)).repeat(100, 1)
-
-    packed = pack_blocks(type_name, rows, torch.bfloat16)
-
-    # Scales of six bits, and in Q2_K of four, are stored as bytes.
-    assert packed.num_bytes <= (1.2 if type_name == "Q2_K" else 1.06) * rows.nbytes

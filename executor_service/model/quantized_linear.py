@@ -1,0 +1,98 @@
+"""Linear layers of quantised checkpoints, whose weights stay in their files until they are packed.
+
+Shape letters: N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from splitserve_kernels.packed_weight import StoredWeight
+
+# Inputs that native kernels round with one scale, and the largest integer.
+_GROUP_SIZE, _NUM_STEPS = 32, 127
+
+
+class QuantizedLinear(nn.Module):
+    """Replacement of an `nn.Linear` that reads and dequantises its weights at each use.
+
+    Native kernels replace it; it is their reference. `stored`: weights [N, K].
+    """
+
+    def __init__(self, stored: StoredWeight, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = stored.shape
+        self.bias = bias
+        self._stored = [stored]  # in a list: copies of the module share it
+        self.rounds_rows = False
+
+    @property
+    def stored(self) -> StoredWeight:
+        """The weights."""
+        return self._stored[0]
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Multiplies `rows` [..., K]. Returns [..., N]."""
+        inputs = (
+            _rounded(rows) if self.rounds_rows and self.in_features % _GROUP_SIZE == 0 else rows
+        )
+        parts = [
+            functional.linear(inputs, part.dequantized(rows.dtype))
+            for _, part in self.stored.parts()
+        ]
+        output = torch.cat(parts, dim=-1)
+        return output if self.bias is None else output + self.bias
+
+    def dense(self, dtype: torch.dtype, num_outputs: int | None = None) -> nn.Linear:
+        """Returns the layer with plain weights in `dtype`; only its first outputs if asked."""
+        weight = self.stored.dequantized(dtype, num_outputs)
+        with torch.device("meta"):
+            plain = nn.Linear(self.in_features, len(weight), bias=self.bias is not None)
+        plain.weight = nn.Parameter(weight, requires_grad=False)
+        if self.bias is not None:
+            bias = self.bias.detach()[:num_outputs].to(dtype)
+            plain.bias = nn.Parameter(bias, requires_grad=False)
+        return plain
+
+
+def _rounded(rows: Tensor) -> Tensor:
+    """Rounds each group of inputs as native kernels do."""
+    groups = rows.float().unflatten(-1, (-1, _GROUP_SIZE))
+    largest = groups.abs().amax(dim=-1, keepdim=True)
+    factors = torch.where(largest > 0, _NUM_STEPS / largest, 0.0)
+    return (torch.round(groups * factors) * (largest / _NUM_STEPS)).flatten(-2).to(rows.dtype)
+
+
+def quantized_linears(model: nn.Module) -> list[QuantizedLinear]:
+    """Returns the layers of `model` with quantised weights."""
+    return [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+
+
+@contextmanager
+def rounded_inputs(model: nn.Module) -> Iterator[None]:
+    """Inside, quantised layers round what they multiply, as native kernels do."""
+    layers = quantized_linears(model)
+    for layer in layers:
+        layer.rounds_rows = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.rounds_rows = False
+
+
+def dequantize_linears(model: Any) -> int:  # noqa: ANN401
+    """Gives the quantised layers of `model` plain weights; returns how many there were."""
+    num_replaced = 0
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if isinstance(module, QuantizedLinear):
+                setattr(parent, name, module.dense(module.stored.dtype))
+                num_replaced += 1
+    return num_replaced
