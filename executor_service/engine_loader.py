@@ -182,6 +182,7 @@ def _model_config(config: ExecutorConfig, device: str) -> ModelConfig:
             and config.quantization == "none"
             and config.attention_backend in (AUTO, NATIVE)
         ),
+        is_int4=config.quantization == "int4",
     )
 
 

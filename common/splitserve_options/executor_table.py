@@ -122,12 +122,12 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     Option(
         "quantization",
         OptionKind.CHOICE,
-        "int8 (CPU): 8-bit weight matrices, for about half the memory and faster small batches; "
+        "int8, int4 (CPU): weight matrices of 8 or 4 bits: less memory, faster small batches; "
         "quantised checkpoints need no option",
         _MODEL,
         _SERVE_EXECUTOR,
         "none",
-        choices=("none", "int8"),
+        choices=("none", "int8", "int4"),
     ),
     Option(
         "threads",

@@ -147,7 +147,7 @@ def _choose(
     loaded = load()
     in_torch = Compute(loaded, torch_model, "torch", block_size or DEFAULT_BLOCK_SIZE)
     if name == TORCH:
-        return replace(in_torch, why_slow="--attention-backend is torch")
+        return _dequantized(replace(in_torch, why_slow="--attention-backend is torch"))
     is_for_cpu = loaded.device.type == "cpu"
     if name != AUTO and is_for_cpu != (name == NATIVE):
         raise BackendUnavailable(f"{name}: not for {loaded.device.type}")
@@ -165,9 +165,15 @@ def _choose(
         message = "attention_backends_refused device=%s reason=%r price=%r: using plain torch"
         price = PRICE_OF_TORCH_ON_CPU if is_for_cpu else PRICE_OF_TORCH_ON_GPU
         _log.log(level, message, loaded.device.type, str(error), price)
-        if dequantize_linears(loaded.model):
-            loaded = replace(loaded, weights_bytes=weights_bytes(loaded.model))
-        return replace(in_torch, loaded=loaded, why_slow=str(error))
+        return _dequantized(replace(in_torch, why_slow=str(error)))
+
+
+def _dequantized(compute: Compute) -> Compute:
+    """Returns `compute` with plain weights: torch would dequantise others at each use."""
+    model = compute.loaded.model
+    if not dequantize_linears(model):
+        return compute
+    return replace(compute, loaded=replace(compute.loaded, weights_bytes=weights_bytes(model)))
 
 
 def _because(compute: Compute) -> str:
@@ -187,8 +193,9 @@ def compute_on_cpu(
 ) -> Compute:
     """Returns native kernels, or the native decoder, for `loaded`; `load` loads it again.
 
-    `is_exact`: activations are never rounded to 8 bits. Raises BuildFailed or BackendUnavailable if native kernels cannot be used, TrialFailed if their
-    attention computes something else. Other parts that fail their trial are left to `transformers`.
+    `is_exact`: activations are never rounded to 8 bits. Raises BuildFailed or BackendUnavailable if
+    native kernels cannot be used, TrialFailed if their attention computes something else. Other
+    parts that fail their trial are left to `transformers`.
     """
     for layer in loaded.layers:
         reason = why_not_native_attention((layer.key_dim, layer.value_dim), loaded.dtype)
@@ -215,13 +222,12 @@ def compute_on_cpu(
         refused = "packed_matrices_refused model=%s reason=%r price=%r"
         _log.error(refused, loaded.architecture, str(error), PRICE_OF_TORCH_ON_CPU)
         loaded, is_packed, why_slow = load(), False, str(error)
-        if dequantize_linears(loaded.model):
-            loaded = replace(loaded, weights_bytes=weights_bytes(loaded.model))
     make_model = attending_with(backend)
     is_int8 &= is_packed
-    return Compute(
+    compute = Compute(
         loaded, make_model, description, block_size, draw, is_int8=is_int8, why_slow=why_slow
     )
+    return _dequantized(compute)
 
 
 def native_draw(library: NativeLibrary) -> Draw:

@@ -58,7 +58,14 @@ from executor_service.model import (
     show_progress,
     weights_bytes,
 )
-from executor_service.quantization import LazyTensor, gguf_weights, lazy_weights
+from executor_service.quantization import (
+    GROUP_SIZE,
+    LazyTensor,
+    gguf_weights,
+    lazy_weights,
+    round_to_4_bits,
+    round_to_8_bits,
+)
 from executor_service.trials import try_model
 from splitserve_kernels.packed_weight import StoredWeight
 from splitserve_kernels.paged_batch import KVScales
@@ -80,7 +87,8 @@ class ModelConfig:
     except that a CPU computes float16 in a faster dtype. `kv_cache_dtype`: "fp8", on GPUs only, or
     "auto" for that of the model. `max_model_len`: in tokens; None for all positions of the model.
     `name`: shown to clients; None for that of the directory. `keeps_packed`: quantised weights of
-    linear layers stay in their files until they are packed (`QuantizedLinear`).
+    linear layers stay in their files until they are packed (`QuantizedLinear`). `is_int4`: linear
+    layers of a plain checkpoint are rounded to 4 bits, its head to 8, on CPUs only.
     """
 
     model: str
@@ -90,6 +98,7 @@ class ModelConfig:
     max_model_len: int | None = None
     name: str | None = None
     keeps_packed: bool = False
+    is_int4: bool = False
 
 
 def load_model(model_config: ModelConfig) -> LoadedModel:
@@ -100,6 +109,8 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     """
     _check_kv_cache_dtype(model_config)
     checkpoint = resolve_checkpoint(model_config.model)
+    if model_config.is_int4:
+        _check_int4(checkpoint, model_config)
     _silence_transformers()
     config = _read_config(checkpoint)
     check_kind(config, checkpoint.architectures)
@@ -155,6 +166,37 @@ def _check_kv_cache_dtype(model_config: ModelConfig) -> None:
         raise ModelUnsupported(
             f"kv_cache_dtype {name}: not for {device.type}; allowed: {', '.join(allowed)}"
         )
+
+
+def _check_int4(checkpoint: Checkpoint, model_config: ModelConfig) -> None:
+    if torch.device(model_config.device).type != "cpu":
+        raise ModelUnsupported(f"quantization int4: not for {model_config.device}; allowed: CPUs")
+    if checkpoint.weight_format is not None or checkpoint.gguf is not None:
+        raise ModelUnsupported(
+            f"quantization int4: {checkpoint.name} is quantised already; allowed: none, int8"
+        )
+
+
+def _round_linears(model: Any) -> None:  # noqa: ANN401
+    """Rounds linear layers to 4 bits, and the head to 8; a layer with other inputs is named."""
+    head = model.get_output_embeddings()
+    linears = [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]
+    left = [name for name, module in linears if module.in_features % GROUP_SIZE]
+    if left:
+        _log.warning(
+            "int4_layers_not_rounded first=%s num_layers=%d reason='inputs are no multiple of %d'",
+            left[0],
+            len(left),
+            GROUP_SIZE,
+        )
+    for name, module in show_progress(linears, "layers rounded"):
+        if module.in_features % GROUP_SIZE:
+            continue
+        rounded = (round_to_8_bits if module is head else round_to_4_bits)(
+            module.weight, module.weight.dtype
+        )
+        model.set_submodule(name, QuantizedLinear(StoredWeight.of(rounded), module.bias))
+        release_file_pages()
 
 
 def _silence_transformers() -> None:
@@ -213,6 +255,8 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
         for name, weight in (stored or {}).items():
             module = model.get_submodule(name)
             model.set_submodule(name, QuantizedLinear(weight, module.bias))
+        if model_config.is_int4:
+            _round_linears(model)
         for parameter in show_progress(list(model.parameters()), "weights"):
             parameter.data = parameter.data.to(model_config.device)
         model = model.to(model_config.device).eval()
@@ -250,13 +294,9 @@ def _from_pretrained(
     directory: Path | None = checkpoint.directory
     weights: dict[str, LazyTensor] | None = None
     if checkpoint.weight_format is not None or checkpoint.gguf is not None:
-        is_auto = not isinstance(dtype, torch.dtype)
-        own_dtype = dtype if isinstance(dtype, torch.dtype) else _declared_dtype(config)
-        if is_auto and stored is not None and own_dtype == torch.float16:
-            _log.info("float16_computed_in_bfloat16 model=%s: quantised", config.model_type)
-            own_dtype = torch.bfloat16
-        dtype = own_dtype
-        weights = _lazy_weights(checkpoint, own_dtype)
+        if not isinstance(dtype, torch.dtype):
+            dtype = _declared_dtype(config)
+        weights = _lazy_weights(checkpoint, dtype)
         directory, auto_class = None, _model_class(auto_class, config, checkpoint.architectures)
         if stored is not None:
             _keep_packed(auto_class, config, weights, stored)
@@ -277,11 +317,12 @@ def _from_pretrained(
         # Mismatches are named in an error below.
         ignore_mismatched_sizes=True,
     )
-    if checkpoint.quantization is not None and weights is not None:
+    num_dequantised = sum(tensor.is_quantised for tensor in (weights or {}).values())
+    if num_dequantised:
         _log.info(
             "weights_dequantised format=%s num_tensors=%d dtype=%s file_size=%r size=%r",
             checkpoint.quantization,
-            sum(tensor.is_quantised for tensor in weights.values()),
+            num_dequantised,
             str(model.dtype).removeprefix("torch."),
             format_bytes(sum(path.stat().st_size for path in checkpoint.weight_files)),
             format_bytes(weights_bytes(model)),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from executor_service.device import release_file_pages
-from executor_service.model import LoadedModel, QuantizedLinear, show_progress
+from executor_service.model import LoadedModel, QuantizedLinear, quantized_linears, show_progress
 from splitserve_kernels.decoder_inputs import DecoderShape, LayerWeights, LinearWeights
 
 # Classes that compute a Llama, as the fields below describe it, and nothing else.
@@ -330,6 +330,8 @@ def linear_weights(module: nn.Linear | QuantizedLinear) -> LinearWeights:
 
 def release_weights(module: nn.Module) -> None:
     """Empties all parameters of `module`, which cannot run any more."""
+    for quantised in quantized_linears(module):
+        quantised.release()
     for parameter in module.parameters():
         parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
 

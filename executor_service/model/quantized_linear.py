@@ -37,6 +37,10 @@ class QuantizedLinear(nn.Module):
         """The weights."""
         return self._stored[0]
 
+    def release(self) -> None:
+        """Forgets the weights; the layer cannot run any more."""
+        self._stored.clear()
+
     def forward(self, rows: Tensor) -> Tensor:
         """Multiplies `rows` [..., K]. Returns [..., N]."""
         inputs = (
@@ -63,10 +67,11 @@ class QuantizedLinear(nn.Module):
 
 def _rounded(rows: Tensor) -> Tensor:
     """Rounds each group of inputs as native kernels do."""
-    groups = rows.float().unflatten(-1, (-1, _GROUP_SIZE))
+    groups = rows.float().reshape(*rows.shape[:-1], -1, _GROUP_SIZE)
     largest = groups.abs().amax(dim=-1, keepdim=True)
     factors = torch.where(largest > 0, _NUM_STEPS / largest, 0.0)
-    return (torch.round(groups * factors) * (largest / _NUM_STEPS)).flatten(-2).to(rows.dtype)
+    rounded: Tensor = torch.round(groups * factors) * (largest / _NUM_STEPS)
+    return rounded.flatten(-2).to(rows.dtype)
 
 
 def quantized_linears(model: nn.Module) -> list[QuantizedLinear]:

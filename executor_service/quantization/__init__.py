@@ -10,11 +10,17 @@ from executor_service.quantization.gguf_file import GgufFile, gguf_header_bytes,
 from executor_service.quantization.gguf_model import gguf_config, gguf_weights
 from executor_service.quantization.gptq import Awq, Gptq
 from executor_service.quantization.mxfp4 import Mxfp4
+from executor_service.quantization.rounding import (
+    GROUP_SIZE,
+    round_to_4_bits,
+    round_to_8_bits,
+)
 from executor_service.quantization.tensor_files import LazyTensor, lazy_weights
 from executor_service.quantization.weight_format import WeightFormat
 
 __all__ = [
     "BLOCK_TYPES",
+    "GROUP_SIZE",
     "Awq",
     "BitsAndBytes",
     "CompressedTensors",
@@ -33,5 +39,7 @@ __all__ = [
     "pack_blocks",
     "planes_of_codes",
     "read_gguf",
+    "round_to_4_bits",
+    "round_to_8_bits",
     "signed_values",
 ]

@@ -85,7 +85,7 @@ def _nibbles(data: Tensor, half: int) -> Tensor:
 
     `data`: [N, B, bytes] uint8. Returns [N, K].
     """
-    words = _words(data).unflatten(2, (-1, half // 8))
+    words = _words(data).reshape(*data.shape[:2], -1, half // 8)
     codes = torch.stack((words & _each(15), words >> 4 & _each(15)), dim=3)
     return codes.flatten(1).view(torch.uint8)
 
@@ -124,7 +124,7 @@ def _q5_1(blocks: Tensor) -> _Layers:
 
 def _pairs_of_bits(data: Tensor) -> Tensor:
     """Returns codes of two bits: of each 32 bytes first the lowest pairs. Returns [N, K]."""
-    words = _words(data).unflatten(2, (-1, 4))
+    words = _words(data).reshape(*data.shape[:2], -1, 4)
     codes = torch.stack([words >> shift & _each(3) for shift in (0, 2, 4, 6)], dim=3)
     return codes.flatten(1).view(torch.uint8)
 

@@ -199,7 +199,7 @@ class PackedWeight:
         padding = -numbers.shape[1] % self.group_size
         if padding:
             numbers = torch.nn.functional.pad(numbers, (0, padding))
-        return numbers.unflatten(1, (-1, self.group_size))
+        return numbers.reshape(len(numbers), -1, self.group_size)
 
     def _spread(self, groups: Tensor, rows: slice) -> Tensor:
         """Returns the numbers of groups as [rows, G, 1], those of shared groups for each row."""

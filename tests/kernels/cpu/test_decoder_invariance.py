@@ -14,7 +14,14 @@ from torch import Tensor
 from executor_service.decoders import NativeModel, build_native_model
 from executor_service.model import LoadedModel
 from splitserve_kernels.cpu import NativeLibrary
-from tests.kernels.cpu.tiny_decoders import DirectoryOf, Served, load_decoder, random_tokens, serve
+from tests.kernels.cpu.tiny_decoders import (
+    DirectoryOf,
+    Served,
+    load_decoder,
+    load_rounded,
+    random_tokens,
+    serve,
+)
 
 pytestmark = pytest.mark.cases(10)
 
@@ -40,8 +47,11 @@ class Decoder:
 @pytest.fixture(
     scope="module",
     params=[
-        *((name, dtype, False) for name in NAMES for dtype in DTYPES),
-        ("llama_odd_mlp", torch.bfloat16, True),
+        *((name, dtype, "") for name in NAMES for dtype in DTYPES),
+        ("llama_odd_mlp", torch.bfloat16, "int8"),
+        ("llama_odd_mlp", torch.bfloat16, "int4"),
+        ("qwen3", torch.bfloat16, "int4"),
+        ("qwen3", torch.bfloat16, "exact int4"),
     ],
 )
 def decoder(
@@ -49,9 +59,12 @@ def decoder(
     library: NativeLibrary,
     directory_of: DirectoryOf,
 ) -> Decoder:
-    name, dtype, is_int8 = request.param
-    loaded = load_decoder(directory_of(name, dtype))
-    native = build_native_model(loaded, library, is_int8=is_int8)
+    name, dtype, quantization = request.param
+    is_int4 = "int4" in quantization
+    loaded = (load_rounded if is_int4 else load_decoder)(directory_of(name, dtype))
+    native = build_native_model(
+        loaded, library, is_int8=quantization == "int8", is_exact="exact" in quantization
+    )
     tokens = random_tokens(LENGTH, seed=8)
     whole = {
         block_size: serve(native, loaded, [Served(tokens, [LENGTH])], block_size)[0]

@@ -61,6 +61,11 @@ def _load_once(directory: Path) -> LoadedModel:
     return load_model(ModelConfig(str(directory)))
 
 
+def load_rounded(directory: Path) -> LoadedModel:
+    """A decoder whose matrices are rounded to 4 bits, of the saved one."""
+    return load_model(ModelConfig(str(directory), is_int4=True))
+
+
 def random_tokens(length: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCAB_SIZE - 10, (length,), generator=generator).tolist()
