@@ -252,9 +252,7 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
             del model
             model, info = _from_pretrained(auto_class, checkpoint, config, dtype)
         check_weight_names(checkpoint.path, model, info)
-        for name, weight in (stored or {}).items():
-            module = model.get_submodule(name)
-            model.set_submodule(name, QuantizedLinear(weight, module.bias))
+        _set_quantised(model, stored or {})
         if model_config.is_int4:
             _round_linears(model)
         for parameter in show_progress(list(model.parameters()), "weights"):
@@ -437,6 +435,13 @@ def _keep_packed(
         stored[name] = packed
         if source == name:
             weights[f"{name}.weight"] = _placeholder(packed)
+
+
+def _set_quantised(model: Any, stored: Mapping[str, StoredWeight]) -> None:  # noqa: ANN401
+    """Puts layers with the weights `stored` in place of those with placeholders."""
+    for name, weight in stored.items():
+        module = model.get_submodule(name)
+        model.set_submodule(name, QuantizedLinear(weight, module.bias))
 
 
 def _placeholder(weight: StoredWeight) -> LazyTensor:

@@ -21,8 +21,8 @@ class LazyTensor:
     """A tensor that is read, and dequantised, each time that it is indexed.
 
     `transformers` loads such objects one at a time, as it loads slices of safetensors files.
-    `is_quantised`: whether it is dequantised. `stored`: returns the weights as they are packed; None
-    if they are not.
+    `is_quantised`: whether it is dequantised. `stored`: returns the weights as they are packed;
+    None if they are not.
     """
 
     read: Callable[[], Tensor]
