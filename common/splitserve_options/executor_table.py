@@ -36,7 +36,7 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
         _MODEL,
         _SERVE_EXECUTOR,
         default_text="none; bundled: that of the bundled model",
-        metavar="DIR_OR_HUB_ID",
+        metavar="PATH_OR_HUB_ID",
     ),
     Option(
         "dtype",
