@@ -1,7 +1,12 @@
 """Quantised checkpoints: each format becomes `PackedWeight`s, without loss."""
 
 from executor_service.quantization.bitsandbytes import BitsAndBytes
-from executor_service.quantization.codes import centred_values, planes_of_codes, signed_values
+from executor_service.quantization.codes import (
+    centred_values,
+    float8_values,
+    planes_of_codes,
+    signed_values,
+)
 from executor_service.quantization.compressed_tensors import CompressedTensors
 from executor_service.quantization.declaration import declared_format
 from executor_service.quantization.float8 import Float8
@@ -32,6 +37,7 @@ __all__ = [
     "WeightFormat",
     "centred_values",
     "declared_format",
+    "float8_values",
     "gguf_config",
     "gguf_header_bytes",
     "gguf_weights",

@@ -20,7 +20,7 @@ from splitserve_kernels.packed_weight import GroupValues, PackedWeight, StoredWe
 
 _GROUP, _BLOCK = 32, 256
 # Numbers of a group, as in group_weights.h.
-_SCALE, _ZERO, _OFFSET, _SUB, _HALVES, _SCALE_HALVES = range(6)
+_SCALE, _ZERO, _OFFSET, _SUB, _HALVES, _SCALE_HALVES, _FLOAT8 = range(7)
 _ZERO_OF_4_BITS, _ZERO_OF_8_BITS = 8, 128
 # The largest scale of an output, in float16, unless the scales are float16 already: small ones
 # keep their bits, and offsets of some times the scale have room.
@@ -68,7 +68,8 @@ def pack_groups(
     """Packs the weights of `parts`, all with the same inputs, and `bias` [num_outputs].
 
     `num_outputs`: of the matrix; those of no part are zeros. `is_exact`: rows are not rounded when
-    they are multiplied with the matrix. Raises NotPackable.
+    they are multiplied with the matrix; nor are they where weights are 8-bit floats. Raises
+    NotPackable.
     """
     parts = [GroupPart(part.weight.in_memory(), part.outputs) for part in parts]
     panel, num_inputs = library.panel, parts[0].weight.shape[1]
@@ -92,7 +93,8 @@ def pack_groups(
         dtype=parts[0].weight.dtype,
         kinds=torch.from_numpy(kinds.astype(np.uint8)),
         starts=torch.from_numpy(np.concatenate(([0], ends[:-1]))),
-        is_exact=is_exact,
+        order=_order(parts),
+        is_exact=is_exact or any(form.numbers == _FLOAT8 for form in forms),
     )
     if packed.bias is not None and bias is not None:
         packed.bias[:num_outputs] = bias.detach()
@@ -100,6 +102,17 @@ def pack_groups(
         for rows, weight in part.weight.parts():
             _pack_rows(library, packed, weight, form, part.outputs[rows])
     return packed
+
+
+def _order(parts: Sequence[GroupPart]) -> Tensor | None:
+    """Returns the order of inputs that all parts share, [K] int32. Raises NotPackable."""
+    first, *others = (part.weight.read(slice(0, 1)).input_order for part in parts)
+    for other in others:
+        if (first is None) != (other is None) or (
+            first is not None and other is not None and not torch.equal(first, other)
+        ):
+            raise NotPackable("layers that are multiplied together have inputs in other orders")
+    return None if first is None else first.to(torch.int32).contiguous()
 
 
 def _panels(num_bytes: int) -> Tensor:
@@ -114,11 +127,11 @@ def _form(stored: StoredWeight) -> _Form:
     weight = stored.read(slice(0, 1))
     if stored.shape[1] % _GROUP:
         raise NotPackable(f"{stored.shape[1]} inputs are no multiple of {_GROUP}")
-    if weight.input_order is not None:
-        raise NotPackable("inputs are in another order")
     group_size = weight.group_size
     if group_size != 16 and group_size % _GROUP:
         raise NotPackable(f"groups have {group_size} inputs")
+    if _is_float8(weight):
+        return _Form(_FLOAT8, is_8_bits=True, codes=None, factor=1.0)
     is_plain = weight.values is None
     if not is_plain and (weight.offsets is not None or weight.zero_points is not None):
         raise NotPackable("codes of a table have zero points or offsets")
@@ -136,6 +149,15 @@ def _form(stored: StoredWeight) -> _Form:
     if weight.values is not None:
         codes, is_8_bits, factor = _integers(weight.values)
     return _Form(numbers, is_8_bits, codes, factor)
+
+
+def _is_float8(weight: PackedWeight) -> bool:
+    """Returns whether codes are floats of the kind e4m3."""
+    values = weight.values
+    if values is None or len(values) != 256 or weight.group_size % _GROUP:
+        return False
+    of_kind = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    return torch.equal(values.nan_to_num(0), of_kind.nan_to_num(0))
 
 
 def _numbers_of_blocks(weight: PackedWeight, num_inputs: int) -> int:
@@ -187,6 +209,8 @@ def _pack_rows(
     if form.codes is not None:
         codes = _mapped(codes, form.codes)
     codes = codes.contiguous()
+    if form.numbers == _FLOAT8 and bool((codes & 127 == 127).any()):
+        raise NotPackable("weights are not finite")
     numbers, factors = _group_numbers(weight, form)
     tensors = [None if each is None else each.contiguous() for each in numbers]
     positions = np.ascontiguousarray(outputs)

@@ -47,6 +47,7 @@ class CLinear(ctypes.Structure):
         ("scales", _Pointer),
         ("kinds", _Pointer),
         ("starts", _Pointer),
+        ("order", _Pointer),
         ("num_outputs", _I32),
         ("num_inputs", _I32),
         ("is_exact", _I32),

@@ -148,7 +148,8 @@ class PackedLinear:
 
     `dtype`: of the rows it is multiplied with. `scales`: None if the panels have that dtype too;
     otherwise the panels hold integers (int8_weights.h). `kinds`, `starts`: of each panel of groups
-    (group_weights.h), uint8 and int64; None for other panels. `is_exact`: groups are multiplied
+    (group_weights.h), uint8 and int64; None for other panels. `order`: [K] int32, the input that
+    each column of groups belongs to; None if they are in order. `is_exact`: groups are multiplied
     with rows that are not rounded.
     """
 
@@ -160,6 +161,7 @@ class PackedLinear:
     dtype: torch.dtype
     kinds: Tensor | None = None
     starts: Tensor | None = None
+    order: Tensor | None = None
     is_exact: bool = False
 
     @property
@@ -176,6 +178,7 @@ class PackedLinear:
             pointer(self.scales),
             pointer(self.kinds),
             pointer(self.starts),
+            pointer(self.order),
             self.num_outputs,
             self.num_inputs,
             self.is_exact,

@@ -6,11 +6,17 @@ Shape letters: N outputs, K inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from executor_service.quantization import centred_values, planes_of_codes, signed_values
+from executor_service.quantization import (
+    centred_values,
+    float8_values,
+    planes_of_codes,
+    signed_values,
+)
 from splitserve_kernels.packed_weight import GroupValues, PackedWeight
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -131,6 +137,32 @@ def _of_outputs(rows_per_group: int) -> _Make:
     return make
 
 
+def _float8(group_size: int, rows_per_group: int) -> _Make:
+    def make(generator: torch.Generator, rows: int, inputs: int) -> PackedWeight:
+        numbers = torch.randn(rows, inputs, generator=generator)
+        numbers[:, ::9] *= 2**-6  # some are subnormal
+        codes = numbers.to(torch.float8_e4m3fn)
+        num_groups = -(-inputs // group_size)
+        return PackedWeight(
+            planes_of_codes(codes.view(torch.uint8), 8),
+            float8_values(torch.float8_e4m3fn),
+            GroupValues(_scales(generator, -(-rows // rows_per_group), num_groups).bfloat16()),
+            group_size,
+            torch.float32,
+            rows_per_group=rows_per_group,
+        )
+
+    return make
+
+
+def _reordered(make_ordered: _Make) -> _Make:
+    def make(generator: torch.Generator, rows: int, inputs: int) -> PackedWeight:
+        order = torch.randperm(inputs, generator=generator)
+        return replace(make_ordered(generator, rows, inputs), input_order=order)
+
+    return make
+
+
 KINDS: Mapping[str, _Make] = {
     "4_bits": _centred(4, 32),
     "4_bits_large_groups": _centred(4, 128, torch.bfloat16),
@@ -150,6 +182,9 @@ KINDS: Mapping[str, _Make] = {
     "nvfp4": _table(16, torch.float8_e4m3fn),
     "outputs": _of_outputs(1),
     "pairs_of_outputs": _of_outputs(2),
+    "act_order": _reordered(_with_zeros(4, 64)),
+    "float8_blocks": _float8(128, 128),
+    "float8_outputs": _float8(NUM_INPUTS, 1),
 }
 
 

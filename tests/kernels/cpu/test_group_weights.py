@@ -67,10 +67,12 @@ def test_linear_equals_float64_when_weights_are_codes(
     library: NativeLibrary, kind: str, num_rows: int
 ) -> None:
     weight, rows = random_weight(kind, NUM_OUTPUTS), _steps(num_rows)
+    if weight.input_order is not None:
+        rows = torch.empty_like(rows).index_copy_(1, weight.input_order, rows)
     assert _error(linear(library, _packed(library, weight), rows), rows, weight) <= TOLERANCE
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("float8")])
 def test_linear_rounds_rows_to_127_steps_when_weights_are_codes(
     library: NativeLibrary, kind: str
 ) -> None:
@@ -88,6 +90,15 @@ def test_linear_does_not_round_rows_when_it_is_exact(library: NativeLibrary, kin
     assert _error(linear(library, packed, rows), rows, weight) <= TOLERANCE
 
 
+@pytest.mark.parametrize("num_rows", [1, 9])
+def test_linear_never_rounds_rows_when_weights_are_8_bit_floats(
+    library: NativeLibrary, num_rows: int
+) -> None:
+    weight = random_weight("float8_blocks", NUM_OUTPUTS)
+    rows = torch.randn(num_rows, NUM_INPUTS, generator=torch.Generator().manual_seed(2))
+    assert _error(linear(library, _packed(library, weight), rows), rows, weight) <= TOLERANCE
+
+
 @pytest.mark.parametrize("kind", ["4_bits", "8_bits", "halves_6_bits"])
 def test_linear_equals_plain_weights_when_it_is_exact_in_bfloat16(
     library: NativeLibrary, kind: str
@@ -100,7 +111,7 @@ def test_linear_equals_plain_weights_when_it_is_exact_in_bfloat16(
 
 
 @pytest.mark.parametrize("is_exact", [False, True])
-@pytest.mark.parametrize("kind", ["4_bits", "zeros_4_bits", "blocks_5_bits", "halves_6_bits"])
+@pytest.mark.parametrize("kind", ["4_bits", "act_order", "blocks_5_bits", "halves_6_bits"])
 def test_linear_gives_the_same_bits_when_rows_of_codes_share_a_batch(
     library: NativeLibrary, kind: str, is_exact: bool
 ) -> None:
@@ -154,11 +165,22 @@ def test_pack_groups_raises_when_kinds_share_a_panel(library: NativeLibrary) -> 
         pack_groups(library, parts, library.panel)
 
 
+def test_pack_groups_raises_when_inputs_are_in_other_orders(library: NativeLibrary) -> None:
+    parts = [
+        GroupPart(
+            StoredWeight.of(random_weight("act_order", library.panel, seed)),
+            np.arange(library.panel, dtype=np.int32) + seed * library.panel,
+        )
+        for seed in (0, 1)
+    ]
+    with pytest.raises(NotPackable, match="inputs in other orders"):
+        pack_groups(library, parts, 2 * library.panel)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"group_size": 24}, "groups have 24 inputs"),
-        ({"input_order": torch.arange(NUM_INPUTS)}, "inputs are in another order"),
         ({"values": torch.linspace(-1, 1, 16)}, "numbers of codes are no integers"),
     ],
 )

@@ -41,14 +41,6 @@ struct Decoder {
     return std::any_of(layers, layers + num_layers,
                        [](const DecoderLayer& layer) { return layer.sliding_window > 0; });
   }
-
-  bool rounds_rows() const {
-    return head.rounds_rows() ||
-           std::any_of(layers, layers + num_layers, [](const DecoderLayer& layer) {
-             return layer.qkv.rounds_rows() || layer.attention_output.rounds_rows() ||
-                    layer.gate_up.rounds_rows() || layer.down.rounds_rows();
-           });
-  }
 };
 
 // One step. `token_ids`, `positions`, `slots`: [T]. `cosines`, `sines`: [P, rotary_dim / 2], for
@@ -77,7 +69,7 @@ struct DecoderScratch {
   std::vector<float> residual;                // [T, W]
   std::vector<float> slots;                   // of the attention plan
   std::vector<T> normed, qkv, attended, mlp;  // [T, W], [T, (H + 2G) D], [T, H D], [T, I]
-  RoundedRows rounded;                        // of the matrix that is multiplied with
+  PreparedRows<T> prepared;                   // of the matrix that is multiplied with
 
   void reserve(const Decoder& decoder, int num_tokens, int num_logits, int num_slots) {
     const size_t tokens = num_tokens;
@@ -88,10 +80,13 @@ struct DecoderScratch {
     grow(qkv, tokens * num_heads * decoder.head_dim);
     grow(attended, tokens * decoder.num_heads * decoder.head_dim);
     grow(mlp, tokens * decoder.mlp_width);
-    if (decoder.rounds_rows()) {
-      const int attended_width = decoder.num_heads * decoder.head_dim;
-      rounded.reserve(std::max(num_tokens, num_logits),
-                      std::max({decoder.width, decoder.mlp_width, attended_width}));
+    prepared.reserve(decoder.head, num_logits);
+    for (int i = 0; i < decoder.num_layers; ++i) {
+      const DecoderLayer& layer = decoder.layers[i];
+      prepared.reserve(layer.qkv, num_tokens);
+      prepared.reserve(layer.attention_output, num_tokens);
+      prepared.reserve(layer.gate_up, num_tokens);
+      prepared.reserve(layer.down, num_tokens);
     }
   }
 
@@ -203,32 +198,31 @@ class DecoderWorker {
   void multiply_normed(const Linear& linear, const float* norm, int num_rows, TokenOf token_of,
                        Finish finish) {
     thread_local std::vector<T> of_thread;
-    thread_local RoundedRows rounded_of_thread;
+    thread_local PreparedRows<T> prepared_of_thread;
     std::vector<T>& own = of_thread;
-    RoundedRows& own_rounded = rounded_of_thread;
+    PreparedRows<T>& own_prepared = prepared_of_thread;
     const size_t width = decoder_.width;
-    const bool rounds = linear.rounds_rows();
     const T* input = nullptr;
-    const RoundedRows* rounded = &own_rounded;
-    const auto prepare = [&](int i, T* to, RoundedRows& rounded_to) {
+    const PreparedRows<T>* prepared = &own_prepared;
+    const auto prepare = [&](int i, T* to, PreparedRows<T>& prepared_to) {
       rms_norm(residual(token_of(i)), norm, decoder_.epsilon, decoder_.width, to + i * width);
-      if (rounds) rounded_to.round(i, decoder_.width, to + i * width);
+      prepared_to.prepare(linear, i, to + i * width);
     };
     if (num_rows > kTokensPerTask) {
       T* shared = scratch_.normed.data();
-      for_tokens(num_rows, [&](int i) { prepare(i, shared, scratch_.rounded); });
+      for_tokens(num_rows, [&](int i) { prepare(i, shared, scratch_.prepared); });
       lap(kNorms);
       input = shared;
-      rounded = &scratch_.rounded;
+      prepared = &scratch_.prepared;
     }
     run_phase(num_tasks(linear, num_rows), [&](int task) {
       if (!input) {
         if (own.size() < num_rows * width) own.resize(num_rows * width);
-        if (rounds) own_rounded.reserve(num_rows, decoder_.width);
-        for (int i = 0; i < num_rows; ++i) prepare(i, own.data(), own_rounded);
+        own_prepared.reserve(linear, num_rows);
+        for (int i = 0; i < num_rows; ++i) prepare(i, own.data(), own_prepared);
         input = own.data();
       }
-      multiply_task(linear, task, input, width, *rounded, num_rows, finish);
+      multiply_task(linear, task, input, width, *prepared, num_rows, finish);
     });
   }
 
@@ -291,26 +285,26 @@ class DecoderWorker {
   }
 
   void add_projection(const Linear& linear, const T* input, int input_width) {
-    thread_local RoundedRows rounded_of_thread;
-    RoundedRows& own_rounded = rounded_of_thread;
+    thread_local PreparedRows<T> prepared_of_thread;
+    PreparedRows<T>& own_prepared = prepared_of_thread;
     const int num_rows = step_.num_tokens;
-    const RoundedRows* rounded = &own_rounded;
-    bool is_rounded = !linear.rounds_rows();
-    const auto round = [&](int i, RoundedRows& to) {
-      to.round(i, input_width, input + size_t(i) * input_width);
+    const PreparedRows<T>* prepared = &own_prepared;
+    bool is_prepared = !linear.prepares_rows();
+    const auto prepare = [&](int i, PreparedRows<T>& to) {
+      to.prepare(linear, i, input + size_t(i) * input_width);
     };
-    if (!is_rounded && num_rows > kTokensPerTask) {
-      for_tokens(num_rows, [&](int i) { round(i, scratch_.rounded); });
-      rounded = &scratch_.rounded;
-      is_rounded = true;
+    if (!is_prepared && num_rows > kTokensPerTask) {
+      for_tokens(num_rows, [&](int i) { prepare(i, scratch_.prepared); });
+      prepared = &scratch_.prepared;
+      is_prepared = true;
     }
     run_phase(num_tasks(linear, num_rows), [&](int task) {
-      if (!is_rounded) {
-        own_rounded.reserve(num_rows, input_width);
-        for (int i = 0; i < num_rows; ++i) round(i, own_rounded);
-        is_rounded = true;
+      if (!is_prepared) {
+        own_prepared.reserve(linear, num_rows);
+        for (int i = 0; i < num_rows; ++i) prepare(i, own_prepared);
+        is_prepared = true;
       }
-      multiply_task(linear, task, input, input_width, *rounded, num_rows,
+      multiply_task(linear, task, input, input_width, *prepared, num_rows,
                     [&](int token, int output, const Floats* sums) {
                       float* to = residual(token);
                       for (int v = 0; v < kPanelVectors; ++v, output += kLanes) {

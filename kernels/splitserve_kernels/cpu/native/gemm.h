@@ -201,18 +201,49 @@ inline void multiply(const Source* sources, int num_sources, const T* const* row
 
 // A weight matrix. `panels`: see above; with `scales`, integers (int8_weights.h); with `kinds`, groups
 // (group_weights.h), each panel of its kind, at its start. `bias`, `scales`: for each output, padded
-// to whole panels, or null. `is_exact`: groups are multiplied with rows that are not rounded.
+// to whole panels, or null. `order`: [K], the input that each column of groups belongs to; null if
+// they are in order. `is_exact`: groups are multiplied with rows that are not rounded.
 struct Linear {
   const void* panels;
   const float* bias;
   const float* scales;
   const uint8_t* kinds;
   const int64_t* starts;
+  const int32_t* order;
   int32_t num_outputs;
   int32_t num_inputs;
   int32_t is_exact;
 
   bool rounds_rows() const { return kinds && !is_exact; }
+  bool prepares_rows() const { return rounds_rows() || order; }
+};
+
+// Rows as a matrix needs them: in its order, and rounded. Memory is kept and grows.
+template <class T>
+class PreparedRows {
+ public:
+  void reserve(const Linear& linear, int num_rows) {
+    const size_t size = size_t(num_rows) * linear.num_inputs;
+    if (linear.order && ordered_.size() < size) ordered_.resize(size);
+    if (linear.rounds_rows()) rounded_.reserve(num_rows, linear.num_inputs);
+  }
+
+  void prepare(const Linear& linear, int i, const T* row) {
+    const int num_inputs = linear.num_inputs;
+    if (linear.order) {
+      T* to = ordered_.data() + size_t(i) * num_inputs;
+      for (int k = 0; k < num_inputs; ++k) to[k] = row[linear.order[k]];
+      row = to;
+    }
+    if (linear.rounds_rows()) rounded_.round(i, num_inputs, row);
+  }
+
+  const T* ordered(int i, int num_inputs) const { return ordered_.data() + size_t(i) * num_inputs; }
+  const RoundedRows& rounded() const { return rounded_; }
+
+ private:
+  std::vector<T> ordered_;
+  RoundedRows rounded_;
 };
 
 inline int num_panels(int num_outputs) { return (num_outputs + kPanel - 1) / kPanel; }
@@ -255,7 +286,7 @@ inline void multiply_unpacked(const Linear& linear, int panel_index, const T** r
 template <int kind = 0>
 inline void multiply_groups_of(int of_panel, const uint8_t* panel, int first, int count,
                                const RoundedRow* rows, int num_rows, float* sums) {
-  if constexpr (kind < kNumKinds) {
+  if constexpr (kind < kNumRoundedKinds) {
     if (of_panel == kind) {
       multiply_groups_of<kind>(panel, first, count, rows, num_rows, sums);
     } else {
@@ -321,20 +352,23 @@ __attribute__((noinline)) void multiply_panel(const Linear& linear, int panel_in
 }
 
 // One task of input [M, K] times weights: a panel for a block of rows. `input`: row i begins at
-// input + i * stride. `rounded`: these rows, if the matrix needs them. Calls finish(row, first output, sums) with the bias added.
+// input + i * stride. `prepared`: these rows, if the matrix needs them. Calls finish(row, first output, sums) with the bias added.
 template <class T, class Finish>
 inline void multiply_task(const Linear& linear, int task, const T* input, size_t stride,
-                          const RoundedRows& rounded, int num_rows, Finish finish) {
+                          const PreparedRows<T>& prepared, int num_rows, Finish finish) {
   const int panel_index = task % num_panels(linear.num_outputs);
   const int block = task / num_panels(linear.num_outputs), num_blocks = num_row_blocks(num_rows);
   const int first = int(int64_t{num_rows} * block / num_blocks);
   const int count = int(int64_t{num_rows} * (block + 1) / num_blocks) - first;
   alignas(64) float sums[kRowBlock * kPanel];
   if (linear.rounds_rows()) {
-    multiply_rounded(linear, panel_index, rounded, first, count, sums);
+    multiply_rounded(linear, panel_index, prepared.rounded(), first, count, sums);
   } else {
     const T* rows[kRowBlock];
-    for (int i = 0; i < count; ++i) rows[i] = input + (first + i) * stride;
+    for (int i = 0; i < count; ++i) {
+      rows[i] = linear.order ? prepared.ordered(first + i, linear.num_inputs)
+                             : input + (first + i) * stride;
+    }
     multiply_panel(linear, panel_index, rows, count, sums);
   }
   const int output = panel_index * kPanel;

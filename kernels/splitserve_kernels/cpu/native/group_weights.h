@@ -41,8 +41,9 @@ enum Numbers {
   kSub,          // unsigned 8-bit scale and offset, times float16 scale and offset of the block
   kHalves,       // signed 8-bit scales of both halves, times the float16 scale of the block
   kScaleHalves,  // float16 scales of both halves
+  kFloat8,       // a float16 scale; codes are floats of 8 bits (e4m3), rows are never rounded
 };
-constexpr int kNumNumbers = 6, kNumKinds = 2 * kNumNumbers;
+constexpr int kNumRoundedKinds = 2 * kFloat8;
 
 constexpr int numbers_of(int kind) { return kind / 2; }
 constexpr int bits_of(int kind) { return kind % 2 ? 8 : 4; }
@@ -50,9 +51,12 @@ constexpr bool has_offsets(int kind) { return numbers_of(kind) == kOffset || num
 constexpr bool has_halves(int kind) {
   return numbers_of(kind) == kHalves || numbers_of(kind) == kScaleHalves;
 }
-constexpr int zero_of(int kind) { return has_offsets(kind) ? 0 : bits_of(kind) == 4 ? 8 : 128; }
+constexpr int zero_of(int kind) {
+  if (has_offsets(kind) || numbers_of(kind) == kFloat8) return 0;
+  return bits_of(kind) == 4 ? 8 : 128;
+}
 
-constexpr int kNumbersBytes[] = {2, 3, 4, 2, 2, 4}, kHeadBytes[] = {0, 0, 0, 4, 2, 0};
+constexpr int kNumbersBytes[] = {2, 3, 4, 2, 2, 4, 2}, kHeadBytes[] = {0, 0, 0, 4, 2, 0, 0};
 
 constexpr size_t codes_bytes(int kind) { return size_t{kGroup} * kLanes * bits_of(kind) / 8; }
 constexpr size_t head_bytes(int kind) { return size_t{kPanel} * kHeadBytes[numbers_of(kind)]; }
@@ -310,6 +314,12 @@ inline VectorNumbers vector_numbers(int kind, const uint8_t* group, const uint8_
   return result;
 }
 
+// Floats with 4 bits of exponent, whose bias is 7, and 3 of mantissa.
+SPLITSERVE_INLINE Floats from_e4m3(Words bits) {
+  const Floats value = (Floats)((bits & 0x7f) << 20) * 0x1p120f;
+  return (Floats)((Words)value | (bits & 0x80) << 24);
+}
+
 // Rounds to the upper 16 bits, to nearest and ties to even.
 SPLITSERVE_INLINE Words rounded_to_bf16(Floats value) {
   const Words bits = (Words)value;
@@ -320,6 +330,7 @@ SPLITSERVE_INLINE Words rounded_to_bf16(Floats value) {
 template <class T>
 inline void unpack_group(int kind, const uint8_t* group, const uint8_t* head, uint32_t* words) {
   const uint8_t* codes = group + kPanel * kNumbersBytes[numbers_of(kind)];
+  const bool is_float8 = numbers_of(kind) == kFloat8;
   for (int v = 0; v < kPanelVectors; ++v, codes += codes_bytes(kind)) {
     for (int half = 0; half < 2; ++half) {
       const VectorNumbers numbers = vector_numbers(kind, group, head, v, half);
@@ -334,7 +345,8 @@ inline void unpack_group(int kind, const uint8_t* group, const uint8_t* head, ui
         }
         Floats weights[4];
         for (int input = 0; input < 4; ++input) {
-          const Floats code = as_floats((Ints)(four >> (8 * input) & 0xff));
+          const Words byte = four >> (8 * input) & 0xff;
+          const Floats code = is_float8 ? from_e4m3(byte) : as_floats((Ints)byte);
           weights[input] = (code - numbers.zero) * numbers.scale - numbers.offset;
         }
         uint32_t* to = words + v * kLanes;

@@ -50,18 +50,17 @@ void pack_int8(const T* const* weights, int num_outputs, int num_inputs, int8_t*
 template <class T>
 void linear(const Linear& weights, const T* input, int num_rows, T* output, int num_threads) {
   const int width = weights.num_outputs;
-  thread_local RoundedRows of_caller;
-  RoundedRows& rounded = of_caller;
-  const bool rounds = weights.rounds_rows();
-  if (rounds) rounded.reserve(num_rows, weights.num_inputs);
+  thread_local PreparedRows<T> of_caller;
+  PreparedRows<T>& prepared = of_caller;
+  prepared.reserve(weights, num_rows);
   Phases phases(2);
 #pragma omp parallel num_threads(num_threads)
   {
-    phases.run(0, rounds ? num_rows : 0, [&](int row) {
-      rounded.round(row, weights.num_inputs, input + size_t(row) * weights.num_inputs);
+    phases.run(0, weights.prepares_rows() ? num_rows : 0, [&](int row) {
+      prepared.prepare(weights, row, input + size_t(row) * weights.num_inputs);
     });
     phases.run(1, num_tasks(weights, num_rows), [&](int task) {
-      multiply_task(weights, task, input, weights.num_inputs, rounded, num_rows,
+      multiply_task(weights, task, input, weights.num_inputs, prepared, num_rows,
                     [&](int row, int first, const Floats* sums) {
                       T* to = output + size_t(row) * width;
                       for (int v = 0; v < kPanelVectors; ++v, first += kLanes) {
