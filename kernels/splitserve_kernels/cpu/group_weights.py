@@ -85,7 +85,7 @@ def pack_groups(
     sizes = {kind: library.group_panel_bytes(int(kind), num_inputs) for kind in np.unique(kinds)}
     ends = np.cumsum([sizes[kind] for kind in kinds])
     packed = PackedLinear(
-        panels=_panels(int(ends[-1])),
+        panels=library.cleared_panels(int(ends[-1])),
         bias=None if bias is None else torch.zeros(num_panels * panel),
         scales=torch.ones(num_panels * panel),
         num_outputs=num_outputs,
@@ -113,13 +113,6 @@ def _order(parts: Sequence[GroupPart]) -> Tensor | None:
         ):
             raise NotPackable("layers that are multiplied together have inputs in other orders")
     return None if first is None else first.to(torch.int32).contiguous()
-
-
-def _panels(num_bytes: int) -> Tensor:
-    """Returns zeroed memory that begins at a line of the cache."""
-    memory = torch.zeros(num_bytes + 64, dtype=torch.uint8)
-    start = -memory.data_ptr() % 64
-    return memory[start : start + num_bytes]
 
 
 def _form(stored: StoredWeight) -> _Form:

@@ -22,6 +22,7 @@ _F32 = ctypes.c_float
 
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 DTYPES = frozenset(_SUFFIXES)
+_LINE_BYTES = 64
 
 # Parts of a decoder step: `StepPart` in step_clock.h.
 STEP_PARTS = (
@@ -221,6 +222,14 @@ class NativeLibrary:
         function = self._library.splitserve_group_panel_bytes
         function.restype = ctypes.c_int64
         return int(function(_I32(kind), _I32(num_inputs)))
+
+    def cleared_panels(self, num_bytes: int) -> Tensor:
+        """Returns zeroed memory in large pages that begins at a line of the cache."""
+        memory = torch.empty(num_bytes + _LINE_BYTES, dtype=torch.uint8)
+        start = -memory.data_ptr() % _LINE_BYTES
+        panels = memory[start : start + num_bytes]
+        self._library.splitserve_clear_panels(pointer(panels), _I64(num_bytes))
+        return panels
 
     def pack_groups(self, *arguments: object) -> None:
         """Calls splitserve_pack_groups; releases Python's lock meanwhile."""

@@ -171,41 +171,50 @@ SPLITSERVE_INLINE Ints add_products(Ints sum, Words codes, Words row) {
 SPLITSERVE_INLINE Words low_codes(Words both) { return both & 0x0f0f0f0fu; }
 SPLITSERVE_INLINE Words high_codes(Words both) { return both >> 4 & 0x0f0f0f0fu; }
 
-// sums[i][v] += the products of a group with R rows.
-template <int R, int kind>
-SPLITSERVE_INLINE void multiply_group(const uint8_t* group, const uint8_t* head,
-                                      const RoundedRow* rows, int index,
-                                      Floats (&sums)[R][kPanelVectors]) {
+// The products of a group's vectors first .. first + width - 1 with R rows, added to `sums`.
+template <int R, int kind, int width>
+SPLITSERVE_INLINE void multiply_vectors(const uint8_t* group, const uint8_t* head,
+                                        const RoundedRow* rows, int index, int first,
+                                        Floats (&sums)[R][kPanelVectors]) {
   constexpr int numbers = numbers_of(kind), bits = bits_of(kind);
   constexpr int num_halves = has_halves(kind) ? 2 : 1;
-  const uint8_t* codes = group + kPanel * kNumbersBytes[numbers];
-#pragma GCC unroll 4
-  for (int v = 0; v < kPanelVectors; ++v, codes += codes_bytes(kind)) {
-    Ints products[num_halves][R] = {};
-    const auto add = [&](Words words, int word) {
+  const uint8_t* codes = group + kPanel * kNumbersBytes[numbers] + first * codes_bytes(kind);
+  Ints products[width][num_halves][R] = {};
+  const auto add = [&](const Words (&words)[width], int word) {
+    const int half = num_halves == 2 ? word / (kGroupWords / 2) : 0;
 #pragma GCC unroll 6
-      for (int i = 0; i < R; ++i) {
-        Ints& product = products[num_halves == 2 ? word / (kGroupWords / 2) : 0][i];
-        const Words row = repeat_word(rows[i].codes + index * kGroup + word * 4);
-        product = add_products(product, words, row);
-      }
-    };
-    if constexpr (bits == 8) {
-#pragma GCC unroll 8
-      for (int word = 0; word < kGroupWords; ++word) {
-        __builtin_prefetch(codes + word * sizeof(Words) + 4096);
-        add(load_as<Words>(codes + word * sizeof(Words)), word);
-      }
-    } else {
+    for (int i = 0; i < R; ++i) {
+      const Words row = repeat_word(rows[i].codes + index * kGroup + word * 4);
 #pragma GCC unroll 4
-      for (int word = 0; word < kGroupWords / 2; ++word) {
-        __builtin_prefetch(codes + word * sizeof(Words) + 4096);
-        const Words both = load_as<Words>(codes + word * sizeof(Words));
-        add(low_codes(both), word);
-        add(high_codes(both), word + kGroupWords / 2);
+      for (int w = 0; w < width; ++w) {
+        products[w][half][i] = add_products(products[w][half][i], words[w], row);
       }
     }
-    const int at = v * kLanes;
+  };
+#pragma GCC unroll 8
+  for (int word = 0; word < (bits == 8 ? kGroupWords : kGroupWords / 2); ++word) {
+    Words words[width];
+#pragma GCC unroll 4
+    for (int w = 0; w < width; ++w) {
+      const uint8_t* at = codes + w * codes_bytes(kind) + word * sizeof(Words);
+      words[w] = load_as<Words>(at);
+    }
+    if constexpr (bits == 8) {
+      add(words, word);
+    } else {
+      Words low[width], high[width];
+#pragma GCC unroll 4
+      for (int w = 0; w < width; ++w) {
+        low[w] = low_codes(words[w]);
+        high[w] = high_codes(words[w]);
+      }
+      add(low, word);
+      add(high, word + kGroupWords / 2);
+    }
+  }
+#pragma GCC unroll 4
+  for (int w = 0; w < width; ++w) {
+    const int v = first + w, at = v * kLanes;
     if constexpr (has_halves(kind)) {
       Floats scales[2];
       if constexpr (numbers == kHalves) {
@@ -219,8 +228,8 @@ SPLITSERVE_INLINE void multiply_group(const uint8_t* group, const uint8_t* head,
 #pragma GCC unroll 6
       for (int i = 0; i < R; ++i) {
         const int32_t* row_sums = rows[i].half_sums + 2 * index;
-        const Floats first = as_floats(products[0][i] - zero_of(kind) * row_sums[0]);
-        const Floats second = as_floats(products[1][i] - zero_of(kind) * row_sums[1]);
+        const Floats first = as_floats(products[w][0][i] - zero_of(kind) * row_sums[0]);
+        const Floats second = as_floats(products[w][1][i] - zero_of(kind) * row_sums[1]);
         sums[i][v] += (first * scales[0] + second * scales[1]) * rows[i].scales[index];
       }
     } else {
@@ -237,7 +246,7 @@ SPLITSERVE_INLINE void multiply_group(const uint8_t* group, const uint8_t* head,
       }
 #pragma GCC unroll 6
       for (int i = 0; i < R; ++i) {
-        Ints centred = products[0][i];
+        Ints centred = products[w][0][i];
         if constexpr (numbers == kZero) {
           centred -= zero * rows[i].code_sums[index];
         } else if constexpr (zero_of(kind) != 0) {
@@ -247,6 +256,19 @@ SPLITSERVE_INLINE void multiply_group(const uint8_t* group, const uint8_t* head,
         if constexpr (has_offsets(kind)) sums[i][v] -= offset * rows[i].sums[index];
       }
     }
+  }
+}
+
+// sums[i][v] += the products of a group with R rows. With few rows, all vectors are multiplied with a
+// word of a row before the next word is loaded; with more, the sums of one vector fill the registers.
+template <int R, int kind>
+SPLITSERVE_INLINE void multiply_group(const uint8_t* group, const uint8_t* head,
+                                      const RoundedRow* rows, int index,
+                                      Floats (&sums)[R][kPanelVectors]) {
+  constexpr int width = R <= 2 ? kPanelVectors : 1;
+#pragma GCC unroll 4
+  for (int v = 0; v < kPanelVectors; v += width) {
+    multiply_vectors<R, kind, width>(group, head, rows, index, v, sums);
   }
 }
 

@@ -189,6 +189,12 @@ EXPORT int64_t splitserve_group_panel_bytes(int32_t kind, int32_t num_inputs) {
   return int64_t(group_offset(kind, last) + group_bytes(kind));
 }
 
+// Fills the memory of panels with zeros, before anything else is done with it.
+EXPORT void splitserve_clear_panels(uint8_t* panels, int64_t size) {
+  use_large_pages(panels, size);
+  memset(panels, 0, size);
+}
+
 EXPORT void splitserve_pack_groups(const GroupRows* rows, const uint8_t* kinds,
                                    const int64_t* starts, uint8_t* panels, int32_t num_threads) {
   pack_groups(*rows, kinds, starts, panels, num_threads);
