@@ -258,7 +258,9 @@ def _group_numbers(weight: PackedWeight, form: _Form) -> tuple[_Numbers, Tensor]
         return (halves, None, scales.super_scales, None), shared
     size, repeats = weight.group_size, max(1, weight.group_size // _GROUP)
     is_of_output = size >= num_inputs and form.numbers != _OFFSET
-    as_float16, factors = _float16(scales, is_of_output=is_of_output)
+    # In 16 bits, weights are rounded more than their scales are here.
+    is_exact = weight.dtype == torch.float32
+    as_float16, factors = _float16(scales, is_of_output=is_of_output, is_exact=is_exact)
 
     def spread(numbers: Tensor) -> Tensor:
         return numbers.repeat_interleave(repeats, dim=1)[:, : num_inputs // min(size, _GROUP)]
@@ -290,10 +292,11 @@ def _checked_bytes(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     return numbers.to(dtype)
 
 
-def _float16(scales: GroupValues, *, is_of_output: bool) -> tuple[Tensor, Tensor]:
+def _float16(scales: GroupValues, *, is_of_output: bool, is_exact: bool) -> tuple[Tensor, Tensor]:
     """Returns scales in float16, [n, groups], and a factor of each output, [n] float32.
 
-    `is_of_output`: there is one scale for an output; the factor is that scale.
+    `is_of_output`: there is one scale for an output; the factor is that scale. `is_exact`: scales
+    must not be rounded, else to 11 bits. Raises NotPackable.
     """
     shared = scales.shared_scale
     plain = replace(scales, shared_scale=1.0).as_float32(slice(None))
@@ -303,4 +306,8 @@ def _float16(scales: GroupValues, *, is_of_output: bool) -> tuple[Tensor, Tensor
         return scales.numbers, torch.full((len(plain),), shared)
     largest = plain.abs().amax(dim=1).clamp(min=1e-30)
     factors = torch.exp2(torch.floor(torch.log2(largest / _LARGEST_SCALE)))
-    return (plain / factors[:, None]).to(torch.float16), factors * shared
+    wide = plain / factors[:, None]
+    rounded = wide.to(torch.float16)
+    if is_exact and not torch.equal(rounded.float(), wide):
+        raise NotPackable("scales have more bits than float16")
+    return rounded, factors * shared

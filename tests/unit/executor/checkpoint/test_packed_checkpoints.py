@@ -1,0 +1,123 @@
+"""Quantised checkpoints whose weights stay packed, computed by native kernels."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf import GGMLQuantizationType, quants
+from torch import Tensor
+
+from executor_service.backends import AUTO, choose_compute
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.decoders import NativeModel, build_native_model
+from executor_service.model import LoadedModel, quantized_linears
+from splitserve_kernels.cpu import NativeLibrary
+from tests.kernels.cpu.tiny_decoders import Served, random_tokens, serve
+from tests.support.models.gguf_writer import write_gguf
+from tests.support.models.tiny_models import make_tiny_model
+from tests.unit.executor.checkpoint.test_quantised_checkpoints import CASES, write_quantised
+
+TOKENS = random_tokens(40, seed=3)
+# Largest relative error of logits: that of float32 sums.
+TOLERANCE = 5e-4
+# In bfloat16, with activations rounded to 8 bits.
+ROUNDING = 0.1
+# Codes that are no integers, and scales of 24 bits, which only 16-bit layers may round.
+NOT_PACKED = ("nf4", "w4a16", "w4a16_zero_points")
+
+
+def _load(path: Path, dtype: str = "float32") -> LoadedModel:
+    return load_model(ModelConfig(str(path), dtype=dtype, keeps_packed=True))
+
+
+@torch.inference_mode()
+def _expected(model: Any) -> Tensor:  # noqa: ANN401
+    return model(torch.tensor([TOKENS]), use_cache=False).logits[0]
+
+
+def _errors(native: NativeModel, loaded: LoadedModel, expected: Tensor) -> Tensor:
+    (actual,) = serve(native, loaded, [Served(list(TOKENS), [len(TOKENS)])], 16)
+    difference = (actual - expected).norm(dim=-1)
+    return difference / (expected - expected.mean()).norm(dim=-1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_decoder_computes_codes_of_a_checkpoint_as_transformers_computes_its_weights(
+    tmp_path: Path, native_library: NativeLibrary, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    model = write_quantised(tmp_path, *CASES[name])
+
+    loaded = _load(tmp_path)
+    num_packed = len(quantized_linears(loaded.model))
+    with caplog.at_level(logging.WARNING):
+        native = build_native_model(loaded, native_library)
+
+    assert num_packed == 7 * model.config.num_hidden_layers
+    assert float(_errors(native, loaded, _expected(model)).max()) <= TOLERANCE
+    assert ("quantised_layers_dequantised" in caplog.text) == (name in NOT_PACKED)
+
+
+@pytest.mark.parametrize("name", ["w4a16", "gptq_act_order", "awq", "float8_blocks"])
+def test_decoder_computes_codes_of_a_checkpoint_in_bfloat16(
+    tmp_path: Path, native_library: NativeLibrary, name: str
+) -> None:
+    model = write_quantised(tmp_path, *CASES[name])
+
+    loaded = _load(tmp_path, "bfloat16")
+
+    native = build_native_model(loaded, native_library)
+    assert float(_errors(native, loaded, _expected(model)).median()) <= ROUNDING
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
+def test_decoder_computes_codes_of_a_gguf_file(
+    tmp_path: Path, native_library: NativeLibrary, type_name: str, is_tied: bool
+) -> None:
+    make_tiny_model("llama", tmp_path / "plain", overrides={"tie_word_embeddings": is_tied})
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "plain", dtype=torch.float32, attn_implementation="eager"
+    )
+    write_gguf(tmp_path / "model.gguf", model, "llama", {}, type_name=type_name)
+    kind = GGMLQuantizationType[type_name]
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            held = quants.dequantize(quants.quantize(parameter.detach().numpy(), kind), kind)
+            parameter.data = torch.from_numpy(np.ascontiguousarray(held))
+    model.tie_weights()
+
+    loaded = _load(tmp_path / "model.gguf")
+    num_packed = len(quantized_linears(loaded.model))
+    native = build_native_model(loaded, native_library)
+
+    assert num_packed == 7 * model.config.num_hidden_layers + 1
+    assert float(_errors(native, loaded, _expected(model)).max()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "phi3"])
+def test_matrices_of_transformers_are_computed_with_codes(
+    tmp_path: Path, architecture: str
+) -> None:
+    declared, quantise = CASES["gptq"]
+    write_quantised(tmp_path, declared, quantise, architecture)
+    compute = choose_compute(lambda: _load(tmp_path, "bfloat16"), AUTO, None)
+
+    assert compute.description.startswith("native attention and matrices")
+    assert not quantized_linears(compute.loaded.model)
+
+
+def test_float16_checkpoint_is_computed_in_bfloat16_when_it_stays_packed(tmp_path: Path) -> None:
+    make_tiny_model("llama", tmp_path)
+    write_quantised(tmp_path, *CASES["gptq"])
+    config = (tmp_path / "config.json").read_text()
+    for name in ("float32", "bfloat16"):
+        config = config.replace(f'"dtype": "{name}"', '"dtype": "float16"')
+    (tmp_path / "config.json").write_text(config)
+
+    assert _load(tmp_path, "auto").dtype == torch.bfloat16
