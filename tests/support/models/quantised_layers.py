@@ -7,7 +7,7 @@ stand for, [outputs, inputs] float32.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,13 @@ Layer = tuple[dict[str, Tensor], Tensor]
 # Output of each code of an AWQ word, lowest bits first.
 _AWQ_OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)
 _MAX_FLOAT8 = 448.0
-# Values of bitsandbytes' nf4: quantiles of the normal distribution.
+# Values of bitsandbytes' 4-bit codes: quantiles of the normal distribution, and floats.
 _NF4 = (
     -1.0, -0.6961928, -0.5250731, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0,
     0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
 )  # fmt: skip
+_FP4_OF_12 = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
+_FP4 = tuple(sign * value / 12 for sign in (1, -1) for value in _FP4_OF_12)
 
 
 def compressed_tensors_layer(
@@ -144,18 +146,35 @@ def float8_layer(weight: Tensor) -> Layer:
 
 
 def nf4_layer(weight: Tensor) -> Layer:
+    """Returns a layer of bitsandbytes with quantiles of the normal distribution."""
+    return _table_layer(weight, "nf4", _NF4)
+
+
+def fp4_layer(weight: Tensor) -> Layer:
+    """Returns a layer of bitsandbytes with floats of 4 bits."""
+    return _table_layer(weight, "fp4", _FP4)
+
+
+def _table_layer(weight: Tensor, quant_type: str, values: Sequence[float]) -> Layer:
     """Returns a layer of bitsandbytes with codes of a table of 16 values."""
-    table = torch.tensor(_NF4)
+    table = torch.tensor(values)
     blocks = weight.reshape(-1, 64)
     absmax = blocks.abs().amax(1)
     codes = (blocks[..., None] / absmax[:, None, None] - table).abs().argmin(-1).to(torch.uint8)
-    state = {"quant_type": "nf4", "blocksize": 64, "shape": list(weight.shape)}
+    state = {"quant_type": quant_type, "blocksize": 64, "shape": list(weight.shape)}
     parts = {
         "weight": (codes.reshape(-1)[::2] << 4 | codes.reshape(-1)[1::2]).reshape(-1, 1),
         "weight.absmax": absmax,
         "weight.quant_map": table,
-        "weight.quant_state.bitsandbytes__nf4": torch.tensor(
+        f"weight.quant_state.bitsandbytes__{quant_type}": torch.tensor(
             list(json.dumps(state).encode()), dtype=torch.uint8
         ),
     }
     return parts, (table[codes.int()] * absmax[:, None]).reshape(weight.shape)
+
+
+def int8_layer(weight: Tensor) -> Layer:
+    """Returns a layer of bitsandbytes with integers of 8 bits and a scale per output."""
+    limits = weight.abs().amax(1)
+    codes = (weight * (127 / limits[:, None])).round().to(torch.int8)
+    return {"weight": codes, "SCB": limits}, codes.float() * limits[:, None] / 127
