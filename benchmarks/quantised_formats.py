@@ -9,6 +9,10 @@ float32 weights. `kl_divergence`: mean over the positions, in nats, from the flo
 
 Rounding is to the nearest code of each group: methods that choose codes by their effect on outputs
 (GPTQ, AWQ) are more accurate in the same format.
+
+`--dither`: for a model whose own weights are rounded to 16 values in each group of 32. Codes of one
+format can hold those of another by chance, exactly or with errors that do not cancel. Noise of one
+rounding step, added to float32 weights first, makes them as weights that were never rounded.
 """
 
 from __future__ import annotations
@@ -202,9 +206,16 @@ FORMATS: dict[str, Format] = {
     "FP8, channels": compressed("float-quantized", **_FLOAT8, strategy="channel"),
     "FP8, blocks of 128 x 128": Format(partial(write_layers, _FP8_BLOCKS, float8_layer)),
     "NVFP4": compressed(
-        "nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16
+        "nvfp4-pack-quantized",
+        num_bits=4,
+        type="float",
+        strategy="tensor_group",
+        group_size=16,
+        scale_dtype="torch.float8_e4m3fn",
     ),
-    "MXFP4": compressed("mxfp4-pack-quantized", **_GROUPS_OF_32, type="float"),
+    "MXFP4": compressed(
+        "mxfp4-pack-quantized", **_GROUPS_OF_32, type="float", scale_dtype="torch.uint8"
+    ),
     "bitsandbytes int8": bitsandbytes(int8_layer, load_in_8bit=True),
     "bitsandbytes nf4": bitsandbytes(nf4_layer, load_in_4bit=True),
     "bitsandbytes fp4": bitsandbytes(fp4_layer, load_in_4bit=True),
@@ -214,6 +225,19 @@ FORMATS: dict[str, Format] = {
         for name in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
     },
 }
+
+
+# -- Weights ---------------------------------------------------------------------------------------
+
+
+def dither(model: Model) -> None:
+    """Adds uniform noise to the matrices, in place, as wide as the step of 4 bits per group."""
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in model.state_dict().items():
+        if is_rounded(name):
+            groups = tensor.unflatten(1, (-1, 32))
+            steps = (groups.amax(-1, keepdim=True) - groups.amin(-1, keepdim=True)) / 15
+            groups += (torch.rand(groups.shape, generator=generator) - 0.5) * steps
 
 
 # -- Scoring ---------------------------------------------------------------------------------------
@@ -254,10 +278,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048, help="of the text, from its start")
     parser.add_argument("--window", type=int, default=512, help="tokens that see each other")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--dither", action="store_true", help="add noise to the weights first")
     parser.add_argument("--formats", nargs="*", choices=FORMATS, default=list(FORMATS))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     loaded = load_model(ModelConfig(arguments.model, dtype="float32"))
+    if arguments.dither:
+        dither(loaded.model)
     tokenizer = Tokenizer.from_buffer(read_tokenizer_file(loaded.tokenizer_files["tokenizer.json"]))
     text = arguments.text.read_text(encoding="utf-8")
     token_ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -20,8 +20,6 @@ import numpy as np
 
 RECORDING = Path(__file__).with_name("llama_cpp_recording.json")
 NUM_TOKENS = 64
-# A runner-up whose logit is no further below is recorded.
-MAX_MARGIN = 0.05
 NUM_CHAT_TOKENS = 48
 PROMPTS = (
     "The capital of France is",
@@ -68,19 +66,20 @@ def write_float32(source: Path, target: Path) -> None:
 
 
 def answer(model: llama_cpp.Llama, prompt: str) -> dict[str, Any]:
-    """Returns the greedy answer to a prompt, which nothing ends early, with its logprobs."""
+    """Returns the greedy answer to a prompt, which nothing ends early, with its logprobs.
+
+    `smallest_margin`: by which the logit of a token of the answer exceeds the next.
+    """
     prompt_token_ids = model.tokenize(prompt.encode(), add_bos=True, special=True)
     token_ids: list[int] = []
     logprobs: list[float] = []
-    runners_up: dict[int, tuple[int, float]] = {}
+    margins: list[float] = []
     model.reset()
     model.eval(prompt_token_ids)
-    for position in range(NUM_TOKENS):
+    for _ in range(NUM_TOKENS):
         logits = model.scores[model.n_tokens - 1].astype(np.float64)
         second, first = np.argsort(logits)[-2:].tolist()
-        margin = logits[first] - logits[second]
-        if margin <= MAX_MARGIN:
-            runners_up[position] = (second, round(margin, 5))
+        margins.append(logits[first] - logits[second])
         token_ids.append(first)
         logprobs.append(round(-np.log(np.exp(logits - logits[first]).sum()), 4))
         model.eval([first])
@@ -89,7 +88,7 @@ def answer(model: llama_cpp.Llama, prompt: str) -> dict[str, Any]:
         "prompt_token_ids": prompt_token_ids,
         "token_ids": token_ids,
         "logprobs": logprobs,
-        "runners_up": runners_up,
+        "smallest_margin": round(min(margins), 5),
     }
 
 
