@@ -39,6 +39,7 @@ from torch.nn import functional
 
 from benchmarks.report import emit
 from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.engine_loader import BUNDLED_DIRECTORY
 from executor_service.steps import read_tokenizer_file
 from executor_service.trials import rounded_matrices
 from tests.support.models.gguf_writer import write_gguf
@@ -142,7 +143,12 @@ def compressed(weight_format: str, **settings: str | float) -> Format:
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
         "ignore": ["lm_head"],
     }
-    quantise = partial(compressed_tensors_layer, weight_format=weight_format, settings=settings)
+
+    def quantise(weight: Tensor) -> Layer:
+        # Scales have the dtype of the weights; in those of 4-bit floats they have their own.
+        given = weight if "fp4" in weight_format else weight.bfloat16()
+        return compressed_tensors_layer(given, weight_format, settings)
+
     group_size = int(settings.get("group_size", 1))
     return Format(partial(write_layers, declared, quantise), group_size)
 
@@ -274,7 +280,9 @@ def distance(reference: Sequence[Tensor], scores: Sequence[Tensor]) -> tuple[flo
 def main() -> None:
     """Scores the text with each format."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="bundled", help="a plain checkpoint, or a GGUF file")
+    parser.add_argument(
+        "--model", default=str(BUNDLED_DIRECTORY), help="a checkpoint, or a GGUF file"
+    )
     parser.add_argument("--text", type=Path, default=_TEXT)
     parser.add_argument("--tokens", type=int, default=2048, help="of the text, from its start")
     parser.add_argument("--window", type=int, default=512, help="tokens that see each other")

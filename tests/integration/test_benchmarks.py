@@ -54,6 +54,11 @@ def _results(output: str) -> list[dict[str, Any]]:
         ("http", "--streams 20 --tokens 10 --seconds 0.2", {"cpu_s"}),
         ("grammars", "--vocab 400 --rows 2 --steps 4", {"vocab_size"}),
         ("callers", "--runs 10 --keys 10", {"door_us", "known_us"}),
+        (
+            "quantised_formats",
+            "--tokens 40 --threads 1 --formats NVFP4",
+            {"format", "bits_per_weight", "perplexity"},
+        ),
         pytest.param(
             "grpc_messages",
             "--streams 2 --messages 20 --rounds 1 --ways bytes sockets synchronous",
