@@ -24,7 +24,9 @@ from tests.support.models.quantised_layers import (
     awq_layer,
     compressed_tensors_layer,
     float8_layer,
+    fp4_layer,
     gptq_layer,
+    int8_layer,
     nf4_layer,
 )
 from tests.support.models.tiny_models import edit_json, make_tiny_model
@@ -82,6 +84,8 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Tensor], Layer]]] = {
         lambda w: awq_layer(w, GROUP_SIZE),
     ),
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, nf4_layer),
+    "fp4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, fp4_layer),
+    "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, int8_layer),
 }
 
 
