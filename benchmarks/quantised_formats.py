@@ -24,7 +24,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,13 @@ class Format:
 
     `write`: writes a model into a folder, and returns the path of the checkpoint and the bits per
     weight. `group_size`: must divide the inputs of each matrix. `computing`: context in which its
-    loaded model computes.
+    loaded model computes. `options`: further ones of its `ModelConfig`.
     """
 
     write: Callable[[Model, Path], tuple[Path, float]]
     group_size: int = 1
     computing: Callable[[Model], AbstractContextManager[None]] = nullcontext
+    options: Mapping[str, bool] = field(default_factory=dict)
 
 
 def is_rounded(name: str) -> bool:
@@ -184,6 +185,12 @@ def write_int8(model: Model, folder: Path) -> tuple[Path, float]:
     return path, 8 + _FLOAT32_SCALE_BITS * sum(shape[0] for shape in shapes) / num_weights
 
 
+def write_int4(model: Model, folder: Path) -> tuple[Path, float]:
+    """Writes float32 weights, which `--quantization int4` rounds with float16 scales and minima."""
+    path, _ = plain(torch.float32).write(model, folder)
+    return path, 4 + 2 * 16 / 32
+
+
 _FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 _GROUPS_OF_32: Settings = {"num_bits": 4, "strategy": "group", "group_size": 32}
 _GROUPS_OF_64: Settings = {"num_bits": 4, "strategy": "group", "group_size": 64}
@@ -193,6 +200,7 @@ _FLOAT8: Settings = {"num_bits": 8, "type": "float"}
 FORMATS: dict[str, Format] = {
     "bfloat16": plain(torch.bfloat16),
     "--quantization int8": Format(write_int8, computing=rounded_matrices),
+    "--quantization int4": Format(write_int4, group_size=32, options={"is_int4": True}),
     "W8A16, channels": compressed("pack-quantized", num_bits=8, strategy="channel"),
     "W8A16, groups of 32": compressed("pack-quantized", **{**_GROUPS_OF_32, "num_bits": 8}),
     "W4A16, groups of 128": compressed("pack-quantized", **_GROUPS_OF_128),
@@ -308,7 +316,9 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             path, num_bits = FORMATS[name].write(loaded.model, Path(folder))
-            model = load_model(ModelConfig(str(path), dtype="float32")).model
+            model = load_model(
+                ModelConfig(str(path), dtype="float32", **FORMATS[name].options)
+            ).model
             with FORMATS[name].computing(model):
                 scores = score(model, windows)
             del model
