@@ -348,6 +348,23 @@ SPLITSERVE_INLINE Words rounded_to_bf16(Floats value) {
   return bits + 0x7fff + (bits >> 16 & 1);
 }
 
+// Words with the numbers of `low` in their lower halves and those of `high` in the upper ones.
+SPLITSERVE_INLINE Words joined_as_bf16(Floats low, Floats high) {
+#if defined(__AVX512BF16__)
+  struct Table {
+    alignas(64) uint16_t from[2 * kLanes];
+    constexpr Table() : from() {
+      for (int i = 0; i < 2 * kLanes; ++i) from[i] = uint16_t(i / 2 + i % 2 * kLanes);
+    }
+  };
+  static constexpr Table table;
+  const auto both = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+  return (Words)_mm512_permutexvar_epi16(load_as<__m512i>(table.from), both);
+#else
+  return rounded_to_bf16(low) >> 16 | (rounded_to_bf16(high) & 0xffff0000u);
+#endif
+}
+
 // The weights of one group as words of T, [kGroup / kPerWord<T>][kPanel].
 template <class T>
 inline void unpack_group(int kind, const uint8_t* group, const uint8_t* head, uint32_t* words) {
@@ -356,6 +373,7 @@ inline void unpack_group(int kind, const uint8_t* group, const uint8_t* head, ui
   for (int v = 0; v < kPanelVectors; ++v, codes += codes_bytes(kind)) {
     for (int half = 0; half < 2; ++half) {
       const VectorNumbers numbers = vector_numbers(kind, group, head, v, half);
+      const Floats shift = -(numbers.zero * numbers.scale) - numbers.offset;
       for (int i = 0; i < kGroupWords / 2; ++i) {
         const int word = half * (kGroupWords / 2) + i;
         Words four;
@@ -369,7 +387,7 @@ inline void unpack_group(int kind, const uint8_t* group, const uint8_t* head, ui
         for (int input = 0; input < 4; ++input) {
           const Words byte = four >> (8 * input) & 0xff;
           const Floats code = is_float8 ? from_e4m3(byte) : as_floats((Ints)byte);
-          weights[input] = (code - numbers.zero) * numbers.scale - numbers.offset;
+          weights[input] = code * numbers.scale + shift;
         }
         uint32_t* to = words + v * kLanes;
         if constexpr (sizeof(T) == 4) {
@@ -378,9 +396,8 @@ inline void unpack_group(int kind, const uint8_t* group, const uint8_t* head, ui
           }
         } else {
           for (int pair = 0; pair < 2; ++pair) {
-            const Words low = rounded_to_bf16(weights[2 * pair]) >> 16;
-            const Words high = rounded_to_bf16(weights[2 * pair + 1]) & 0xffff0000u;
-            store_as(to + size_t(word * 2 + pair) * kPanel, low | high);
+            store_as(to + size_t(word * 2 + pair) * kPanel,
+                     joined_as_bf16(weights[2 * pair], weights[2 * pair + 1]));
           }
         }
       }

@@ -38,13 +38,15 @@ def _load(path: Path, dtype: str = "float32") -> LoadedModel:
 
 @torch.inference_mode()
 def _expected(model: Any) -> Tensor:  # noqa: ANN401
-    return model(torch.tensor([TOKENS]), use_cache=False).logits[0]
+    logits: Tensor = model(torch.tensor([TOKENS]), use_cache=False).logits[0]
+    return logits
 
 
 def _errors(native: NativeModel, loaded: LoadedModel, expected: Tensor) -> Tensor:
     (actual,) = serve(native, loaded, [Served(list(TOKENS), [len(TOKENS)])], 16)
     difference = (actual - expected).norm(dim=-1)
-    return difference / (expected - expected.mean()).norm(dim=-1)
+    errors: Tensor = difference / (expected - expected.mean()).norm(dim=-1)
+    return errors
 
 
 @pytest.mark.parametrize("name", CASES)
