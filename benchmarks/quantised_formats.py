@@ -24,7 +24,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,13 +67,13 @@ class Format:
 
     `write`: writes a model into a folder, and returns the path of the checkpoint and the bits per
     weight. `group_size`: must divide the inputs of each matrix. `computing`: context in which its
-    loaded model computes. `options`: further ones of its `ModelConfig`.
+    loaded model computes. `is_int4`: whether weights are rounded to 4 bits at load.
     """
 
     write: Callable[[Model, Path], tuple[Path, float]]
     group_size: int = 1
     computing: Callable[[Model], AbstractContextManager[None]] = nullcontext
-    options: Mapping[str, bool] = field(default_factory=dict)
+    is_int4: bool = False
 
 
 def is_rounded(name: str) -> bool:
@@ -200,7 +200,7 @@ _FLOAT8: Settings = {"num_bits": 8, "type": "float"}
 FORMATS: dict[str, Format] = {
     "bfloat16": plain(torch.bfloat16),
     "--quantization int8": Format(write_int8, computing=rounded_matrices),
-    "--quantization int4": Format(write_int4, group_size=32, options={"is_int4": True}),
+    "--quantization int4": Format(write_int4, group_size=32, is_int4=True),
     "W8A16, channels": compressed("pack-quantized", num_bits=8, strategy="channel"),
     "W8A16, groups of 32": compressed("pack-quantized", **{**_GROUPS_OF_32, "num_bits": 8}),
     "W4A16, groups of 128": compressed("pack-quantized", **_GROUPS_OF_128),
@@ -316,9 +316,8 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             path, num_bits = FORMATS[name].write(loaded.model, Path(folder))
-            model = load_model(
-                ModelConfig(str(path), dtype="float32", **FORMATS[name].options)
-            ).model
+            config = ModelConfig(str(path), dtype="float32", is_int4=FORMATS[name].is_int4)
+            model = load_model(config).model
             with FORMATS[name].computing(model):
                 scores = score(model, windows)
             del model

@@ -29,7 +29,7 @@ TOLERANCE = 5e-4
 # In bfloat16, with activations rounded to 8 bits.
 ROUNDING = 0.1
 # Codes that are no integers, and scales of 24 bits, which only 16-bit layers may round.
-NOT_PACKED = ("nf4", "w4a16", "w4a16_zero_points")
+NOT_PACKED = ("nf4", "fp4", "w4a16", "w4a16_zero_points")
 
 
 def _load(path: Path, dtype: str = "float32") -> LoadedModel:
