@@ -37,6 +37,7 @@ IMPORTED_BY_PATH = {
     "splitserve_grammars.trial_process",
     "splitserve_kernels.gpu",
     "splitserve_kernels.gpu.attention",
+    "splitserve_kernels.gpu.quantized",
     "splitserve_kernels.gpu.sampling",
     "splitserve_live.server",
     "splitserve_tracing.tracing",

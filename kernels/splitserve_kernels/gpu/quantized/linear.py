@@ -1,0 +1,516 @@
+"""Products with quantised weights, which are dequantised in registers.
+
+Weights are dequantised in float32 and rounded once to the dtype of the activations, as
+`PackedWeight.dequantized` does, except that scales of whole outputs are applied to the float32
+sums. For few rows, programs share the inputs of an output, and a second kernel adds their partial
+sums in a fixed order. The order of additions of a row depends on the weight, the device and on
+whether there are few rows, but not on the other rows. Layout of the weights: `gpu_weight`.
+
+Shape letters: M rows, N outputs, K inputs, G groups of inputs, H inputs of a part in a chunk, S
+shares of the inputs.
+"""
+
+# Upper-case arguments are compile-time constants of a kernel.
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from splitserve_kernels.gpu.attention.tile_sizes import compute_capability, num_multiprocessors
+from splitserve_kernels.gpu.launch import ceil_div, next_power_of_2
+from splitserve_kernels.gpu.quantized.gpu_weight import (
+    OUTPUT_MULTIPLE,
+    WORD_BITS,
+    GpuPackedWeight,
+    chunk_size,
+    num_chunks,
+)
+
+# The largest number of rows that are multiplied by programs that share the inputs.
+MAX_NUM_FEW_ROWS = 64
+_MIN_PART = 16
+_MIN_ROWS_OF_TILE = 16
+_MIN_CHUNKS_OF_SHARE = 2
+_PROGRAMS_PER_MULTIPROCESSOR = 3
+# Generations whose large products take whole operands, and not one from registers without a wait.
+_JOINING = range(90, 120)
+_BLOCK = 256
+# As integer in its lowest bits, this float32 has the sum of 2 ** 23 and the integer.
+_MAGIC_BITS = tl.constexpr(0x4B000000)
+_MAGIC = tl.constexpr(8388608.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearTiles:
+    """Sizes of a launch. `num_inputs`: inputs of a part per iteration, H or a half of it.
+
+    `chunks_of_share`: chunks of the inputs for each program. `is_joined`: all parts are one operand
+    rather than one after the other.
+    """
+
+    num_rows: int
+    num_outputs: int
+    num_inputs: int
+    num_warps: int
+    num_stages: int
+    num_shares: int
+    chunks_of_share: int
+    is_joined: bool = False
+
+
+def linear_tiles(
+    weight: GpuPackedWeight, num_rows: int, dtype: torch.dtype, device: torch.device
+) -> LinearTiles:
+    """Returns the sizes for `num_rows` rows of `dtype` on `device`."""
+    count = num_chunks(weight.num_inputs, weight.num_bits, weight.part_size)
+    width = weight.words.shape[1]
+    is_wide = dtype.itemsize > 2
+    if num_rows <= MAX_NUM_FEW_ROWS:
+        programs = _PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device)
+        wanted = max(1, programs // (width // OUTPUT_MULTIPLE))
+        chunks = max(_MIN_CHUNKS_OF_SHARE, ceil_div(count, wanted))
+        rows = max(_MIN_ROWS_OF_TILE, next_power_of_2(num_rows))
+        return LinearTiles(
+            num_rows=rows,
+            num_outputs=OUTPUT_MULTIPLE,
+            num_inputs=_MIN_PART if is_wide else weight.part_size,
+            num_warps=2,
+            num_stages=_num_stages(weight),
+            num_shares=ceil_div(count, chunks),
+            chunks_of_share=chunks,
+        )
+    is_even = width % (2 * OUTPUT_MULTIPLE) == 0 and not is_wide
+    return LinearTiles(
+        num_rows=64 if is_wide else 128,
+        num_outputs=2 * OUTPUT_MULTIPLE if is_even else OUTPUT_MULTIPLE,
+        num_inputs=_MIN_PART,
+        num_warps=8 if is_even else 4,
+        num_stages=_num_stages(weight),
+        num_shares=1,
+        chunks_of_share=count,
+        is_joined=compute_capability(device) in _JOINING and not is_wide,
+    )
+
+
+def _num_stages(weight: GpuPackedWeight) -> int:
+    """Returns the stages of the pipeline: two tiles are loaded ahead.
+
+    Loads from a table depend on loaded codes, which the compiler would pipeline for no gain.
+    """
+    return 3 if weight.numbers.table is None else 1
+
+
+def quantized_linear(
+    x: Tensor,
+    weight: GpuPackedWeight,
+    bias: Tensor | None = None,
+    *,
+    tiles: LinearTiles | None = None,
+) -> Tensor:
+    """Returns x @ weight.T + bias, [M, N] in the dtype of `x`.
+
+    `x`: [M, K], the numbers of a row contiguous; bfloat16, float16 or float32. `bias`: [N] of any
+    float dtype, contiguous. `tiles`: None for those of `linear_tiles`. Adds in float32 and rounds
+    once. Raises ValueError if the rows have another number of inputs.
+    """
+    num_rows, num_outputs = x.shape[0], weight.num_outputs
+    if x.shape[1] != weight.num_inputs:
+        raise ValueError(f"rows have {x.shape[1]} inputs; allowed: {weight.num_inputs}")
+    output = x.new_empty(num_rows, num_outputs)
+    if num_rows == 0:
+        return output
+    tiles = tiles or linear_tiles(weight, num_rows, x.dtype, x.device)
+    x = _ordered(x, weight, is_joined=tiles.is_joined)
+    is_shared = tiles.num_shares > 1
+    shape = (tiles.num_shares, num_rows, num_outputs)
+    sums = x.new_empty(shape, dtype=torch.float32) if is_shared else output
+    finish = {"HAS_SCALES": weight.output_scales is not None, "HAS_BIAS": bias is not None}
+    width = weight.words.shape[1]
+    grid = (ceil_div(num_rows, tiles.num_rows), width // tiles.num_outputs, tiles.num_shares)
+    _linear_kernel[grid](
+        x,
+        weight.words,
+        _first(weight.scales, x),
+        _first(weight.zero_points, weight.offsets, x),
+        _first(weight.numbers.table, x),
+        _first(weight.output_scales, x),
+        _first(bias, x),
+        sums,
+        num_rows,
+        x.stride(0),
+        weight.num_inputs,
+        num_outputs,
+        width,
+        num_chunks(weight.num_inputs, weight.num_bits, weight.part_size),
+        tiles.chunks_of_share,
+        IS_SHARED=is_shared,
+        IS_EVEN=weight.num_inputs % chunk_size(weight.num_bits, weight.part_size) == 0,
+        IS_JOINED=tiles.is_joined,
+        BITS=weight.num_bits,
+        PARTS=WORD_BITS // weight.num_bits,
+        PART=weight.part_size,
+        GROUP=weight.group_size,
+        ZERO=weight.numbers.zero,
+        MANTISSA_BITS=weight.numbers.mantissa_bits,
+        EXPONENT_BITS=weight.numbers.exponent_bits,
+        HAS_TABLE=weight.numbers.table is not None,
+        HAS_ZERO_POINTS=weight.zero_points is not None,
+        HAS_OFFSETS=weight.offsets is not None,
+        BLOCK_M=tiles.num_rows,
+        BLOCK_N=tiles.num_outputs,
+        BLOCK_K=tiles.num_inputs,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+        **finish,
+    )
+    if is_shared:
+        _sum_kernel[num_rows, ceil_div(num_outputs, _BLOCK)](
+            sums,
+            _first(weight.output_scales, x),
+            _first(bias, x),
+            output,
+            num_rows,
+            num_outputs,
+            NUM_SHARES=tiles.num_shares,
+            BLOCK=_BLOCK,
+            num_warps=4,
+            **finish,
+        )
+    return output
+
+
+def _ordered(x: Tensor, weight: GpuPackedWeight, *, is_joined: bool) -> Tensor:
+    """Returns `x` in the order in which a kernel multiplies, those of a row contiguous.
+
+    `is_joined`: inputs of a word are neighbours, as `_joined_codes` are, and padded.
+    """
+    if weight.input_order is not None:
+        x = x[:, weight.input_order]
+    if not is_joined:
+        return x if x.stride(1) == 1 else x.contiguous()
+    size, part = chunk_size(weight.num_bits, weight.part_size), weight.part_size
+    x = torch.nn.functional.pad(x, (0, -weight.num_inputs % size))
+    return x.view(len(x), -1, size // part, part).transpose(2, 3).flatten(1)
+
+
+def _first(*tensors: Tensor | None) -> Tensor:
+    """Returns the first that is not None; a kernel does not read what it has no use for."""
+    return next(tensor for tensor in tensors if tensor is not None)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_chunks", "chunks_of_share"])
+def _linear_kernel(
+    x: tl.tensor,
+    words: tl.tensor,
+    scales: tl.tensor,
+    offsets: tl.tensor,
+    table: tl.tensor,
+    output_scales: tl.tensor,
+    bias: tl.tensor,
+    sums: tl.tensor,
+    num_rows: tl.tensor,
+    row_stride: tl.tensor,
+    num_inputs: tl.tensor,
+    num_outputs: tl.tensor,
+    width: tl.tensor,
+    num_chunks: tl.tensor,
+    chunks_of_share: tl.tensor,
+    IS_SHARED: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    IS_JOINED: tl.constexpr,
+    BITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    MANTISSA_BITS: tl.constexpr,
+    EXPONENT_BITS: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+) -> None:
+    """Multiplies a tile of rows with some outputs, over one share of the inputs.
+
+    Writes `sums`: [M, N] outputs, or [S, M, N] float32 partial sums if IS_SHARED. `width`: padded
+    outputs in memory. Weights are the left operand: they go from memory to registers, as they are
+    multiplied, and few rows waste little of a product.
+    """
+    lines = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    share = tl.program_id(2)
+    # Lines beyond the last repeat it and are not stored.
+    rows = x + tl.minimum(lines, num_rows - 1).to(tl.int64) * row_stride
+    sum = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    first = share * chunks_of_share * (PART // BLOCK_K)
+    last = tl.minimum((share + 1) * chunks_of_share, num_chunks) * (PART // BLOCK_K)
+    for step in tl.range(first, last):
+        line = (step * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64) * width
+        word = tl.load(words + line[None, :] + outputs[:, None])
+        # The first input of the first part.
+        chunk = step // (PART // BLOCK_K) * (PARTS * PART)
+        begin = chunk + step % (PART // BLOCK_K) * BLOCK_K
+        if IS_JOINED:
+            sum = _add_joined(
+                sum,
+                word,
+                rows + step * (BLOCK_K * PARTS),
+                begin,
+                scales + outputs,
+                offsets + outputs,
+                width,
+                table,
+                BITS,
+                PARTS,
+                PART,
+                GROUP,
+                ZERO,
+                MANTISSA_BITS,
+                EXPONENT_BITS,
+                HAS_TABLE,
+                HAS_ZERO_POINTS,
+                HAS_OFFSETS,
+            )
+        else:
+            sum = _add_parts(
+                sum,
+                word,
+                rows,
+                begin,
+                scales + outputs,
+                offsets + outputs,
+                width,
+                table,
+                num_inputs,
+                IS_EVEN,
+                BITS,
+                PARTS,
+                PART,
+                GROUP,
+                ZERO,
+                MANTISSA_BITS,
+                EXPONENT_BITS,
+                HAS_TABLE,
+                HAS_ZERO_POINTS,
+                HAS_OFFSETS,
+            )
+    is_output = (outputs < num_outputs)[:, None] & (lines < num_rows)[None, :]
+    place = lines.to(tl.int64)[None, :] * num_outputs + outputs[:, None]
+    if IS_SHARED:
+        place += share.to(tl.int64) * num_rows * num_outputs
+    else:
+        is_stored = outputs < num_outputs
+        if HAS_SCALES:
+            sum *= tl.load(output_scales + outputs)[:, None]
+        if HAS_BIAS:
+            sum += tl.load(bias + outputs, mask=is_stored, other=0.0).to(tl.float32)[:, None]
+    tl.store(sums + place, sum.to(sums.dtype.element_ty), mask=is_output)
+
+
+@triton.jit
+def _add_parts(
+    sum: tl.tensor,
+    word: tl.tensor,
+    rows: tl.tensor,
+    begin: tl.tensor,
+    scales: tl.tensor,
+    offsets: tl.tensor,
+    width: tl.tensor,
+    table: tl.tensor,
+    num_inputs: tl.tensor,
+    IS_EVEN: tl.constexpr,
+    BITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    MANTISSA_BITS: tl.constexpr,
+    EXPONENT_BITS: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+) -> tl.tensor:
+    """Adds a product for each part of `word`; weights go to it in the registers they come in.
+
+    `begin`: first input of the first part. `rows`, `scales`, `offsets`: pointers to the first
+    number of each line or output.
+    """
+    BLOCK_K: tl.constexpr = word.shape[1]  # noqa: N806
+    CHUNK: tl.constexpr = PARTS * PART  # noqa: N806
+    for part in tl.static_range(PARTS):
+        k = begin + part * PART + tl.arange(0, BLOCK_K)
+        if IS_EVEN:
+            xs = tl.load(rows[None, :] + k[:, None])
+        else:
+            xs = tl.load(rows[None, :] + k[:, None], mask=(k < num_inputs)[:, None], other=0.0)
+        # Neighbouring parts may be in the same group.
+        if part == 0 or (
+            GROUP > 0 and (PART * part % GROUP == 0 or (CHUNK % GROUP != 0 and GROUP % CHUNK != 0))
+        ):
+            place = _place_of_group(begin + part * PART, width, GROUP)
+            scale, offset = _load_group(
+                scales + place, offsets + place, GROUP, HAS_ZERO_POINTS, HAS_OFFSETS
+            )
+        code = (word >> (part * BITS)) & (2**BITS - 1)
+        numbers = _numbers(code, table, BITS, ZERO, MANTISSA_BITS, EXPONENT_BITS, HAS_TABLE)
+        weights = _scaled(
+            numbers, scale[:, None], offset[:, None], GROUP, HAS_ZERO_POINTS, HAS_OFFSETS
+        )
+        sum = tl.dot(weights.to(xs.dtype), xs, sum, input_precision="ieee")
+    return sum
+
+
+@triton.jit
+def _add_joined(
+    sum: tl.tensor,
+    word: tl.tensor,
+    rows: tl.tensor,
+    begin: tl.tensor,
+    scales: tl.tensor,
+    offsets: tl.tensor,
+    width: tl.tensor,
+    table: tl.tensor,
+    BITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART: tl.constexpr,
+    GROUP: tl.constexpr,
+    ZERO: tl.constexpr,
+    MANTISSA_BITS: tl.constexpr,
+    EXPONENT_BITS: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+) -> tl.tensor:
+    """Adds one product of all parts of `word`, with rows in the order of `_joined_codes`.
+
+    `rows`: pointers to the first number of this product.
+    """
+    BLOCK_N: tl.constexpr = word.shape[0]  # noqa: N806
+    BLOCK_K: tl.constexpr = word.shape[1]  # noqa: N806
+    k = tl.arange(0, BLOCK_K * PARTS)
+    xs = tl.load(rows[None, :] + k[:, None])
+    code = _joined_codes(word, BITS, PARTS)
+    numbers = _numbers(code, table, BITS, ZERO, MANTISSA_BITS, EXPONENT_BITS, HAS_TABLE)
+    place = _place_of_group(begin + tl.arange(0, PARTS) * PART, width, GROUP)[None, :]
+    scale, offset = _load_group(
+        scales[:, None] + place, offsets[:, None] + place, GROUP, HAS_ZERO_POINTS, HAS_OFFSETS
+    )
+    weights = _scaled(
+        numbers, scale[:, None, :], offset[:, None, :], GROUP, HAS_ZERO_POINTS, HAS_OFFSETS
+    )
+    weights = tl.reshape(weights.to(xs.dtype), (BLOCK_N, BLOCK_K * PARTS))
+    return tl.dot(weights, xs, sum, input_precision="ieee")
+
+
+@triton.jit
+def _joined_codes(word: tl.tensor, BITS: tl.constexpr, PARTS: tl.constexpr) -> tl.tensor:
+    """Returns the codes of all parts of `word` [N, H], [N, H, P]."""
+    halves = tl.join(word, word >> 16)
+    quarters = tl.join(halves, halves >> 8)
+    codes = tl.join(quarters, quarters >> 4) if BITS == 4 else quarters
+    return tl.reshape(codes, (word.shape[0], word.shape[1], PARTS)) & (2**BITS - 1)
+
+
+@triton.jit
+def _place_of_group(k: tl.tensor, width: tl.tensor, GROUP: tl.constexpr) -> tl.tensor:
+    """Returns the offset of the numbers of the groups that inputs `k` belong to."""
+    group = k // GROUP if GROUP > 0 else k * 0
+    return group.to(tl.int64) * width
+
+
+@triton.jit
+def _load_group(
+    scales: tl.tensor,
+    offsets: tl.tensor,
+    GROUP: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+) -> tl.tensor:
+    """Returns scales and offsets, or zero points, of groups; zeros for what is not used."""
+    scale = tl.zeros(scales.shape, tl.float32)
+    offset = scale
+    if GROUP > 0:
+        scale = tl.load(scales).to(tl.float32)
+    if HAS_ZERO_POINTS or HAS_OFFSETS:
+        offset = tl.load(offsets).to(tl.float32)
+    return scale, offset
+
+
+@triton.jit
+def _scaled(
+    numbers: tl.tensor,
+    scale: tl.tensor,
+    offset: tl.tensor,
+    GROUP: tl.constexpr,
+    HAS_ZERO_POINTS: tl.constexpr,
+    HAS_OFFSETS: tl.constexpr,
+) -> tl.tensor:
+    """Returns the weights of `numbers`; scales of whole outputs are applied to the sums."""
+    if HAS_ZERO_POINTS:
+        numbers -= offset
+    if GROUP > 0:
+        numbers *= scale
+    if HAS_OFFSETS:
+        numbers -= offset
+    return numbers
+
+
+@triton.jit
+def _numbers(
+    code: tl.tensor,
+    table: tl.tensor,
+    BITS: tl.constexpr,
+    ZERO: tl.constexpr,
+    MANTISSA_BITS: tl.constexpr,
+    EXPONENT_BITS: tl.constexpr,
+    HAS_TABLE: tl.constexpr,
+) -> tl.tensor:
+    """Returns the float32 numbers that codes stand for; see `CodeNumbers`."""
+    if HAS_TABLE:
+        return tl.load(table + code)
+    if EXPONENT_BITS > 0:
+        # Bits of a float32 with another bias of the exponent, subnormal numbers included.
+        sign = (code << (32 - BITS)) & -(2**31)
+        bits = sign | ((code & (2 ** (BITS - 1) - 1)) << (23 - MANTISSA_BITS))
+        return bits.to(tl.float32, bitcast=True) * (2.0 ** (128 - 2 ** (EXPONENT_BITS - 1)))
+    # Conversions from integers are several times slower than this subtraction.
+    return (code | _MAGIC_BITS).to(tl.float32, bitcast=True) - (_MAGIC + ZERO)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _sum_kernel(
+    sums: tl.tensor,
+    output_scales: tl.tensor,
+    bias: tl.tensor,
+    output: tl.tensor,
+    num_rows: tl.tensor,
+    num_outputs: tl.tensor,
+    HAS_SCALES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    NUM_SHARES: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Adds partial sums [S, M, N] of some outputs of one row, in the order of the shares."""
+    row = tl.program_id(0).to(tl.int64)
+    outputs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_output = outputs < num_outputs
+    place = row * num_outputs + outputs
+    total = tl.load(sums + place, mask=is_output, other=0.0)
+    for _ in tl.static_range(NUM_SHARES - 1):
+        sums += num_rows.to(tl.int64) * num_outputs
+        total += tl.load(sums + place, mask=is_output, other=0.0)
+    if HAS_SCALES:
+        total *= tl.load(output_scales + outputs, mask=is_output, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + outputs, mask=is_output, other=0.0).to(tl.float32)
+    tl.store(output + place, total.to(output.dtype.element_ty), mask=is_output)
