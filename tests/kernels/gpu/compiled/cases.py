@@ -7,7 +7,7 @@ the launch compile instead. A kernel without a case fails `test_compilation`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -17,15 +17,24 @@ from splitserve_kernels.gpu.attention.paged_decode import paged_split_prefill
 from splitserve_kernels.gpu.kv_write import copy_blocks, kv_write, rotary_kv_write
 from splitserve_kernels.gpu.launch import LayerPools, RotaryTables
 from splitserve_kernels.gpu.layer_ops import add_rms_norm, gated_product, rms_norm
+from splitserve_kernels.gpu.quantized.gpu_weight import GpuPackedWeight
+from splitserve_kernels.gpu.quantized.linear import MAX_NUM_FEW_ROWS, linear_tiles, quantized_linear
+from splitserve_kernels.gpu.quantized.scaled_mm import quantize_rows
 from splitserve_kernels.gpu.sampling.adjust import AdjustColumns, adjust
 from splitserve_kernels.gpu.sampling.draw import DrawColumns, draw, greedy
+from splitserve_kernels.packed_weight import CodePlane, GroupValues, PackedWeight
 from splitserve_kernels.paged_batch import AttentionOptions, KVScales, PagedBatch, build_paged_batch
 from tests.kernels.gpu.compiled.resources import Bounds
 
-# Ampere, Hopper and Blackwell of data centres.
-CAPABILITIES = (80, 90, 100)
+# Ampere, Ada, Hopper, Blackwell of data centres, other Blackwell.
+CAPABILITIES = (80, 89, 90, 100, 120)
+# The smaller shared memory of others does not hold the tiles of some layers, or registers spill.
+_DATA_CENTER = (80, 90, 100)
 # Float8 is not converted before.
+_SINCE_ADA = (89, 90, 100, 120)
 _SINCE_HOPPER = (90, 100)
+# Kernels without a case for earlier generations.
+KERNELS_SINCE_ADA = frozenset({"_quantize_kernel"})
 _FLOAT8, _BFLOAT16, _FLOAT32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
 _PLAIN = AttentionOptions(scale=1.0)
 
@@ -185,6 +194,52 @@ def _adjusts() -> None:
     adjust(torch.zeros(3, 32000), columns)
 
 
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Quantised weights of an 8B Llama's first matrix; `group_size` 0: a scale of each output."""
+
+    num_bits: int
+    group_size: int
+    values: torch.Tensor | None = None
+    has_zero_points: bool = False
+    has_offsets: bool = False
+
+    def weight(self) -> PackedWeight:
+        num_inputs = 4096
+        groups = torch.ones(6144, num_inputs // (self.group_size or num_inputs))
+        return PackedWeight(
+            planes=(CodePlane(torch.zeros(6144, 512 * self.num_bits).byte(), self.num_bits),),
+            values=self.values,
+            scales=GroupValues(groups / 3 if self.has_offsets else groups),
+            group_size=self.group_size or num_inputs,
+            dtype=_BFLOAT16,
+            zero_points=groups.byte() if self.has_zero_points else None,
+            offsets=GroupValues(groups) if self.has_offsets else None,
+        )
+
+
+_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6.0])
+_FLOAT8_NUMBERS = torch.arange(256, dtype=torch.uint8).view(_FLOAT8).float()
+
+
+def _quantized(codes: Codes, *num_rows: int, dtype: torch.dtype = _BFLOAT16) -> Callable[[], None]:
+    def launch() -> None:
+        packed = GpuPackedWeight.pack(codes.weight(), torch.device("cpu"))
+        for number in num_rows:
+            rows = torch.zeros(number, 4096, dtype=dtype)
+            tiles = linear_tiles(packed, number, dtype, rows.device)
+            if number <= MAX_NUM_FEW_ROWS:
+                # As on a GPU, which runs many programs at a time.
+                tiles = replace(tiles, num_shares=4, chunks_of_share=4)
+            quantized_linear(rows, packed, tiles=tiles)
+
+    return launch
+
+
+def _rounds_rows() -> None:
+    quantize_rows(torch.zeros(3, 4096, dtype=_BFLOAT16))
+
+
 def _rows() -> None:
     rows_in_sight(_batch(3, 600), 16, window=99)
 
@@ -197,27 +252,57 @@ def _sinks() -> None:
     )
 
 
+# Rows of a decode, the most that are few, and a prompt.
+_EVERY_NUMBER = (3, MAX_NUM_FEW_ROWS, 600)
+# Codes and rows of the next tile, at least.
+_STREAMED = {"_linear_kernel": Bounds(registers=255, loads_ahead=2)}
+
+
 CASES: dict[str, Case] = {
     "attention": Case(_attention(LLAMA), bounds=_PIPELINED),
-    "attention with everything": Case(_attention(LLAMA, EVERYTHING), bounds=_PIPELINED),
-    "attention with a window and a cap": Case(_attention(LLAMA, _WINDOW_AND_CAP)),
-    "attention with a window and sinks": Case(_attention(LLAMA, _WINDOW_AND_SINKS)),
+    "attention with everything": Case(
+        _attention(LLAMA, EVERYTHING), bounds=_PIPELINED, capabilities=_DATA_CENTER
+    ),
+    "attention with a window and a cap": Case(
+        _attention(LLAMA, _WINDOW_AND_CAP), capabilities=_DATA_CENTER
+    ),
+    "attention with a window and sinks": Case(
+        _attention(LLAMA, _WINDOW_AND_SINKS), capabilities=_DATA_CENTER
+    ),
     "attention over float8": Case(_attention(LLAMA_FLOAT8), capabilities=_SINCE_HOPPER),
     "attention in float32": Case(_attention(LLAMA_FLOAT32)),
-    "attention of heads of 256": Case(_attention(GEMMA)),
+    "attention of heads of 256": Case(_attention(GEMMA), capabilities=_DATA_CENTER),
     "attention of heads of 512": Case(_attention(WIDEST)),
-    "attention of latent heads": Case(_attention(LATENT)),
-    "few tokens": Case(_few_tokens(LLAMA), bounds=_SPLIT),
-    "few tokens with everything": Case(_few_tokens(LLAMA, EVERYTHING), bounds=_SPLIT),
+    "attention of latent heads": Case(_attention(LATENT), capabilities=_DATA_CENTER),
+    "few tokens": Case(_few_tokens(LLAMA), bounds=_SPLIT, capabilities=_DATA_CENTER),
+    "few tokens with everything": Case(
+        _few_tokens(LLAMA, EVERYTHING), bounds=_SPLIT, capabilities=_DATA_CENTER
+    ),
     "few tokens over float8": Case(_few_tokens(LLAMA_FLOAT8), capabilities=_SINCE_HOPPER),
     "few tokens in float32": Case(_few_tokens(LLAMA_FLOAT32), bounds=_SPILLING),
-    "few tokens of heads of 256": Case(_few_tokens(GEMMA)),
+    "few tokens of heads of 256": Case(_few_tokens(GEMMA), capabilities=_DATA_CENTER),
     "few tokens of heads of 512": Case(_few_tokens(WIDEST)),
-    "few tokens of latent heads": Case(_few_tokens(LATENT)),
+    "few tokens of latent heads": Case(_few_tokens(LATENT), capabilities=_DATA_CENTER),
+    "4 bits with zero points": Case(
+        _quantized(Codes(4, 128, has_zero_points=True), *_EVERY_NUMBER), bounds=_STREAMED
+    ),
+    "4 bits with offsets": Case(
+        _quantized(Codes(4, 32, has_offsets=True), *_EVERY_NUMBER), bounds=_STREAMED
+    ),
+    "4 bits in float32": Case(_quantized(Codes(4, 128), 3, 600, dtype=_FLOAT32)),
+    "4 bits of a table": Case(
+        _quantized(Codes(4, 64, torch.linspace(0, 1, 16).sin()), 3, 600),
+        bounds={"_linear_kernel": Bounds(spilled_bytes=32)},
+    ),
+    "MXFP4": Case(_quantized(Codes(4, 32, _E2M1), 3, 600), bounds=_STREAMED),
+    "NVFP4": Case(_quantized(Codes(4, 16, _E2M1), 3, 600), bounds=_STREAMED),
+    "8 bits": Case(_quantized(Codes(8, 0, torch.arange(256) - 128.0), 3, 600), bounds=_STREAMED),
+    "float8 in blocks": Case(_quantized(Codes(8, 128, _FLOAT8_NUMBERS), 3, 600), bounds=_STREAMED),
+    "rounds rows": Case(_rounds_rows, capabilities=_SINCE_ADA),
     "rows in sight": Case(_rows),
     "sinks": Case(_sinks),
     "writes": Case(_writes(LLAMA)),
-    "writes in float8": Case(_writes(LLAMA_FLOAT8), capabilities=_SINCE_HOPPER),
+    "writes in float8": Case(_writes(LLAMA_FLOAT8), capabilities=_SINCE_ADA),
     "copies": Case(_copies),
     "elementwise": Case(_elementwise),
     "samples": Case(_samples),

@@ -25,6 +25,7 @@ from tests.kernels.gpu.compiled.resources import Resources
 
 _CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+).* LOCAL:(\d+)")
+_TRAP = re.compile(r"^\s*trap;", re.MULTILINE)
 _LOADS_AHEAD = re.compile(r"async_wait.*num = (\d+)")
 
 
@@ -59,6 +60,8 @@ def compile_instead_of_launching(capability: int) -> list[Resources]:
 
 
 def _resources(kernel: Any) -> Resources:  # noqa: ANN401
+    # The compiler's answer to code that it cannot express, without an error.
+    assert not _TRAP.search(kernel.asm["ptx"]), f"{kernel.metadata.name}: compiled to a trap"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
