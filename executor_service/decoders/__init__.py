@@ -7,6 +7,7 @@ from executor_service.decoders.cpu_decoder import (
     why_not_native,
 )
 from executor_service.decoders.decoder import DecoderModel
+from executor_service.decoders.gpu_linears import GpuLinears, GpuQuantizedLinear
 from executor_service.decoders.llama_config import (
     release_weights,
     rotation,
@@ -20,6 +21,8 @@ from executor_service.decoders.packed_linears import PackedLinearModule, pack_li
 
 __all__ = [
     "DecoderModel",
+    "GpuLinears",
+    "GpuQuantizedLinear",
     "NativeModel",
     "NativePagedModel",
     "PackedLinearModule",

@@ -7,6 +7,7 @@
 | rotation with KV writes  | plain torch            | attention_trial | no GPU decoder         |
 | decoder of our own       | logits of the model    | decoders        | `transformers` serves  |
 | packed matrices          | logits of the model    | decoders        | `transformers` serves  |
+| packed layers of GPUs    | dequantised weights    | decoders        | dequantised weights    |
 | draw, adjust, copy       | plain torch            | kernel_trials   | plain torch serves     |
 | recorded steps and runs  | model not recorded     | runner          | steps are not recorded |
 
