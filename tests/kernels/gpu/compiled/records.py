@@ -62,11 +62,9 @@ def hash_of_sources() -> str:
 
 def _code(path: Path) -> str:
     """The statements of a module, without comments, docstrings and layout."""
-    tree = ast.parse(path.read_text())
+    tree, documented = ast.parse(path.read_text()), (ast.Module, ast.ClassDef, ast.FunctionDef)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
-            node
-        ):
+        if isinstance(node, documented) and ast.get_docstring(node):
             node.body[0] = ast.Pass()
     return ast.unparse(tree)
 
