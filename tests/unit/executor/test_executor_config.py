@@ -33,7 +33,7 @@ def test_config_has_a_field_for_each_option_when_they_are_parsed() -> None:
         ("--kv-cache-dtype", "fp16"),
         ("--device", "tpu"),
         ("--attention-backend", "fast"),
-        ("--quantization", "int4"),
+        ("--quantization", "int2"),
         ("--cuda-graphs", "on"),
         ("--block-size", 0),
         ("--block-size", 257),
