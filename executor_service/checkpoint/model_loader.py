@@ -184,10 +184,10 @@ def _round_linears(model: Any) -> None:  # noqa: ANN401
     left = [name for name, module in linears if module.in_features % GROUP_SIZE]
     if left:
         _log.warning(
-            "int4_layers_not_rounded first=%s num_layers=%d reason='inputs are no multiple of %d'",
+            "layers_not_rounded first=%s num_layers=%d reason=%r",
             left[0],
             len(left),
-            GROUP_SIZE,
+            f"inputs are no multiple of {GROUP_SIZE}",
         )
     for name, module in show_progress(linears, "layers rounded"):
         if module.in_features % GROUP_SIZE:
