@@ -68,7 +68,7 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """Name of the model where none is given."""
+        """Default model name: that of the directory or of the GGUF file."""
         if self.gguf is None:
             return self.directory.resolve().name
         return _PART.sub("", self.weight_files[0].stem)

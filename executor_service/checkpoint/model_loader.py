@@ -6,7 +6,6 @@ loaded: it takes seconds.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import inspect
 import logging
@@ -34,6 +33,13 @@ from executor_service.checkpoint.model_kind import (
     text_part,
     wrapper_class,
 )
+from executor_service.checkpoint.quantised_layers import (
+    check_int4,
+    keep_packed,
+    quantised_weights,
+    round_linears,
+    set_quantised,
+)
 from executor_service.checkpoint.tokenizer_files import read_tokenizer, with_tokenizer_eos
 from executor_service.device import (
     available_host_bytes,
@@ -50,7 +56,6 @@ from executor_service.errors import (
 )
 from executor_service.model import (
     LoadedModel,
-    QuantizedLinear,
     check_config,
     check_model_class,
     choose_max_model_len,
@@ -58,14 +63,7 @@ from executor_service.model import (
     show_progress,
     weights_bytes,
 )
-from executor_service.quantization import (
-    GROUP_SIZE,
-    LazyTensor,
-    gguf_weights,
-    lazy_weights,
-    round_to_4_bits,
-    round_to_8_bits,
-)
+from executor_service.quantization import LazyTensor
 from executor_service.trials import try_model
 from splitserve_kernels.packed_weight import StoredWeight
 from splitserve_kernels.paged_batch import KVScales
@@ -110,7 +108,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     _check_kv_cache_dtype(model_config)
     checkpoint = resolve_checkpoint(model_config.model)
     if model_config.is_int4:
-        _check_int4(checkpoint, model_config)
+        check_int4(checkpoint, model_config.device)
     _silence_transformers()
     config = _read_config(checkpoint)
     check_kind(config, checkpoint.architectures)
@@ -168,37 +166,6 @@ def _check_kv_cache_dtype(model_config: ModelConfig) -> None:
         )
 
 
-def _check_int4(checkpoint: Checkpoint, model_config: ModelConfig) -> None:
-    if torch.device(model_config.device).type != "cpu":
-        raise ModelUnsupported(f"quantization int4: not for {model_config.device}; allowed: CPUs")
-    if checkpoint.weight_format is not None or checkpoint.gguf is not None:
-        raise ModelUnsupported(
-            f"quantization int4: {checkpoint.name} is quantised already; allowed: none, int8"
-        )
-
-
-def _round_linears(model: Any) -> None:  # noqa: ANN401
-    """Rounds linear layers to 4 bits, and the head to 8; a layer with other inputs is named."""
-    head = model.get_output_embeddings()
-    linears = [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]
-    left = [name for name, module in linears if module.in_features % GROUP_SIZE]
-    if left:
-        _log.warning(
-            "layers_not_rounded first=%s num_layers=%d reason=%r",
-            left[0],
-            len(left),
-            f"inputs are no multiple of {GROUP_SIZE}",
-        )
-    for name, module in show_progress(linears, "layers rounded"):
-        if module.in_features % GROUP_SIZE:
-            continue
-        rounded = (round_to_8_bits if module is head else round_to_4_bits)(
-            module.weight, module.weight.dtype
-        )
-        model.set_submodule(name, QuantizedLinear(StoredWeight.of(rounded), module.bias))
-        release_file_pages()
-
-
 def _silence_transformers() -> None:
     """Turns off progress bars and warnings of transformers.
 
@@ -252,9 +219,9 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
             del model
             model, info = _from_pretrained(auto_class, checkpoint, config, dtype)
         check_weight_names(checkpoint.path, model, info)
-        _set_quantised(model, stored or {})
+        set_quantised(model, stored or {})
         if model_config.is_int4:
-            _round_linears(model)
+            round_linears(model)
         for parameter in show_progress(list(model.parameters()), "weights"):
             parameter.data = parameter.data.to(model_config.device)
         model = model.to(model_config.device).eval()
@@ -294,10 +261,10 @@ def _from_pretrained(
     if checkpoint.weight_format is not None or checkpoint.gguf is not None:
         if not isinstance(dtype, torch.dtype):
             dtype = _declared_dtype(config)
-        weights = _lazy_weights(checkpoint, dtype)
+        weights = quantised_weights(checkpoint, dtype)
         directory, auto_class = None, _model_class(auto_class, config, checkpoint.architectures)
         if stored is not None:
-            _keep_packed(auto_class, config, weights, stored)
+            keep_packed(auto_class, config, weights, stored)
     model, info = auto_class.from_pretrained(
         directory,
         config=config,
@@ -397,55 +364,6 @@ def _auto_class(config: Any, architectures: Sequence[str]) -> tuple[Any, bool]: 
 def _declared_dtype(config: Any) -> torch.dtype:  # noqa: ANN401
     dtype = config.get_text_config(decoder=True).dtype or config.dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
-
-
-def _lazy_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, LazyTensor]:
-    """Returns the weights of a quantised checkpoint, which are dequantised when they are read."""
-    if checkpoint.gguf is not None:
-        return gguf_weights(checkpoint.gguf, dtype)
-    assert checkpoint.weight_format is not None
-    return lazy_weights(checkpoint.weight_files, checkpoint.weight_format, dtype)
-
-
-def _keep_packed(
-    model_class: Any,  # noqa: ANN401
-    config: Any,  # noqa: ANN401
-    weights: dict[str, LazyTensor],
-    stored: dict[str, StoredWeight],
-) -> None:
-    """Moves the quantised weights of linear layers from `weights` to `stored`.
-
-    Placeholders of one number, expanded to the shape, remain.
-    """
-    with torch.device("meta"):
-        skeleton = model_class(copy.deepcopy(config))
-    head = skeleton.get_output_embeddings()
-    embedding = skeleton.get_input_embeddings()
-    names = {module: name for name, module in skeleton.named_modules()}
-    for module, name in names.items():
-        if type(module) is not nn.Linear:
-            continue
-        source = name
-        if module is head and f"{name}.weight" not in weights:
-            source = names.get(embedding, name)  # tied
-        weight = weights.get(f"{source}.weight")
-        packed = None if weight is None else weight.stored()
-        if packed is None:
-            continue
-        stored[name] = packed
-        if source == name:
-            weights[f"{name}.weight"] = _placeholder(packed)
-
-
-def _set_quantised(model: Any, stored: Mapping[str, StoredWeight]) -> None:  # noqa: ANN401
-    """Puts layers with the weights `stored` in place of those with placeholders."""
-    for name, weight in stored.items():
-        module = model.get_submodule(name)
-        model.set_submodule(name, QuantizedLinear(weight, module.bias))
-
-
-def _placeholder(weight: StoredWeight) -> LazyTensor:
-    return LazyTensor(lambda: torch.zeros(1, dtype=weight.dtype).expand(weight.shape))
 
 
 def _model_class(auto_class: Any, config: Any, architectures: Sequence[str]) -> Any:  # noqa: ANN401

@@ -54,7 +54,7 @@ class GpuQuantizedLinear(nn.Module):
     """Linear layer with packed weights on a GPU, for inference only; `GpuLinears` makes it."""
 
     def __init__(self, in_features: int, parts: Sequence[_Part], bias: Tensor | None) -> None:
-        """Takes `parts`, whose outputs are one after the other. `bias`: [N] of all or None."""
+        """Concatenates the outputs of `parts`, [N] in all. `bias`: [N], or None."""
         super().__init__()
         sizes = [part.num_outputs for part in parts]
         self.in_features = in_features
@@ -202,7 +202,7 @@ class GpuLinears:
 
 
 def _joined(parts: Sequence[_Part]) -> Sequence[_Part]:
-    """Returns the parts as one if one kernel takes them."""
+    """Returns one part for a single kernel launch if the weights allow it, else `parts`."""
     if len(parts) == 1 or any(part.kind == _SCALED_MM for part in parts):
         return parts
     from splitserve_kernels.gpu.quantized.gpu_weight import joined

@@ -53,7 +53,7 @@ _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 
 @dataclass(frozen=True, slots=True)
 class WeightScheme:
-    """How the weights of some layers are quantised; fields as in the configuration."""
+    """Quantisation scheme of a group of layers; fields as in the configuration."""
 
     format: str
     targets: tuple[str, ...]

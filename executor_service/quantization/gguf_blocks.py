@@ -29,7 +29,7 @@ _IQ4_VALUES = torch.tensor(
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """What a type of blocks unpacks to; fields as in `PackedWeight`."""
+    """Unpacked blocks of a matrix; fields as in `PackedWeight`."""
 
     planes: tuple[CodePlane, ...]
     values: Tensor | None

@@ -101,7 +101,7 @@ class GgufMetadata:
 
 @dataclass(frozen=True, slots=True)
 class GgufArchitecture:
-    """How a model of an architecture is read.
+    """Rules for reading models of one architecture.
 
     `settings`: fields of the configuration beside the common ones. `names`: of a layer's modules,
     by llama.cpp's. `experts`: of modules that hold all experts in one tensor. `are_pairs_permuted`:

@@ -20,7 +20,7 @@ _CHUNK_ELEMENTS = 2**18
 
 @dataclass(frozen=True, slots=True)
 class CodePlane:
-    """Some bits of all codes.
+    """Bit plane of a matrix of codes.
 
     `bits`: [N, K * num_bits / 8] uint8; input k is in byte k * num_bits // 8, and of the inputs in
     a byte the first has the lowest bits. `num_bits`: 1, 2, 4 or 8. `has_bytes`: each input has a
@@ -53,7 +53,7 @@ class CodePlane:
 
 @dataclass(frozen=True, slots=True)
 class GroupValues:
-    """One number for each group of inputs: its scale or its offset.
+    """Scales or offsets of the groups of inputs.
 
     `numbers`: [N / rows_per_group, G], of any dtype. `super_scales`: [N / rows_per_group, G / S]
     float, a factor of S neighbouring `numbers`; None for 1. `shared_scale`: a factor of all.
@@ -231,7 +231,7 @@ class StoredWeight:
         return StoredWeight.of(self.read(slice(0, self.shape[0]))) if self.is_read_whole else self
 
     def parts(self) -> Iterator[tuple[slice, PackedWeight]]:
-        """Yields the weights, some outputs at a time: which they are, and their weights."""
+        """Yields slices of outputs with their weights, in order."""
         num_outputs, num_inputs = self.shape
         source = self.in_memory()
         size = max(1, _CHUNK_ELEMENTS // num_inputs)

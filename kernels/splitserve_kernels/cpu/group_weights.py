@@ -33,7 +33,7 @@ class NotPackable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What groups a weight becomes. `kind`: as in group_weights.h.
+    """Layout of a weight in panels. `numbers`, `kind`: as in group_weights.h.
 
     `codes`: [2 ** bits] uint8, the code in the panels of each code; None if it stays. `factor`: of
     the scales, so that the values of codes are integers.

@@ -32,7 +32,7 @@ _CHUNK_CODES = 2**24
 
 
 class NotPackable(ValueError):
-    """A weight that the kernels do not take; the message says why."""
+    """Reports weights that the kernels do not take; the message says why."""
 
 
 class CodeNumbers(NamedTuple):
@@ -89,7 +89,7 @@ class GpuPackedWeight:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What decides, beside the shape, which code multiplies with the weights."""
+        """Properties that select the compiled kernel, except the shape."""
         numbers = self.numbers
         return (
             self.num_bits,

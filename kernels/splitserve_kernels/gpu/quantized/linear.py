@@ -200,7 +200,7 @@ def _ordered(x: Tensor, weight: GpuPackedWeight, *, is_joined: bool) -> Tensor:
 
 
 def _first(*tensors: Tensor | None) -> Tensor:
-    """Returns the first that is not None; a kernel does not read what it has no use for."""
+    """Returns the first tensor that is not None, as argument for an unused pointer."""
     return next(tensor for tensor in tensors if tensor is not None)
 
 
@@ -340,7 +340,7 @@ def _add_parts(
     HAS_ZERO_POINTS: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
 ) -> tl.tensor:
-    """Adds a product for each part of `word`; weights go to it in the registers they come in.
+    """Adds one product for each part of `word`, without moving weights between registers.
 
     `begin`: first input of the first part. `rows`, `scales`, `offsets`: pointers to the first
     number of each line or output.

@@ -1,0 +1,108 @@
+"""Quantised linear layers in place of plain ones, while a model of `transformers` is loaded."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from executor_service.checkpoint.folder import Checkpoint
+from executor_service.device import release_file_pages
+from executor_service.errors import ModelUnsupported
+from executor_service.model import QuantizedLinear, show_progress
+from executor_service.quantization import (
+    GROUP_SIZE,
+    LazyTensor,
+    gguf_weights,
+    lazy_weights,
+    round_to_4_bits,
+    round_to_8_bits,
+)
+from splitserve_kernels.packed_weight import StoredWeight
+
+_log = logging.getLogger(__name__)
+
+
+def quantised_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, LazyTensor]:
+    """Returns the tensors of a quantised checkpoint, which are dequantised when they are read."""
+    if checkpoint.gguf is not None:
+        return gguf_weights(checkpoint.gguf, dtype)
+    assert checkpoint.weight_format is not None
+    return lazy_weights(checkpoint.weight_files, checkpoint.weight_format, dtype)
+
+
+def keep_packed(
+    model_class: Any,  # noqa: ANN401
+    config: Any,  # noqa: ANN401
+    weights: dict[str, LazyTensor],
+    stored: dict[str, StoredWeight],
+) -> None:
+    """Moves the quantised weights of linear layers from `weights` to `stored`.
+
+    Placeholders of one number, expanded to the shape, remain.
+    """
+    with torch.device("meta"):
+        skeleton = model_class(copy.deepcopy(config))
+    head = skeleton.get_output_embeddings()
+    embedding = skeleton.get_input_embeddings()
+    names = {module: name for name, module in skeleton.named_modules()}
+    for module, name in names.items():
+        if type(module) is not nn.Linear:
+            continue
+        source = name
+        if module is head and f"{name}.weight" not in weights:
+            source = names.get(embedding, name)  # tied
+        weight = weights.get(f"{source}.weight")
+        packed = None if weight is None else weight.stored()
+        if packed is None:
+            continue
+        stored[name] = packed
+        if source == name:
+            weights[f"{name}.weight"] = _placeholder(packed)
+
+
+def _placeholder(weight: StoredWeight) -> LazyTensor:
+    return LazyTensor(lambda: torch.zeros(1, dtype=weight.dtype).expand(weight.shape))
+
+
+def set_quantised(model: Any, stored: Mapping[str, StoredWeight]) -> None:  # noqa: ANN401
+    """Puts layers with the weights `stored` in place of those with placeholders."""
+    for name, weight in stored.items():
+        module = model.get_submodule(name)
+        model.set_submodule(name, QuantizedLinear(weight, module.bias))
+
+
+def check_int4(checkpoint: Checkpoint, device: str) -> None:
+    """Raises ModelUnsupported if the weights cannot be rounded to 4 bits when they are loaded."""
+    if torch.device(device).type != "cpu":
+        raise ModelUnsupported(f"quantization int4: not for {device}; allowed: CPUs")
+    if checkpoint.weight_format is not None or checkpoint.gguf is not None:
+        raise ModelUnsupported(
+            f"quantization int4: {checkpoint.name} is quantised already; allowed: none, int8"
+        )
+
+
+def round_linears(model: Any) -> None:  # noqa: ANN401
+    """Rounds linear layers to 4 bits, and the head to 8; a layer with other inputs is named."""
+    head = model.get_output_embeddings()
+    linears = [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]
+    left = [name for name, module in linears if module.in_features % GROUP_SIZE]
+    if left:
+        _log.warning(
+            "layers_not_rounded first=%s num_layers=%d reason=%r",
+            left[0],
+            len(left),
+            f"inputs are no multiple of {GROUP_SIZE}",
+        )
+    for name, module in show_progress(linears, "layers rounded"):
+        if module.in_features % GROUP_SIZE:
+            continue
+        rounded = (round_to_8_bits if module is head else round_to_4_bits)(
+            module.weight, module.weight.dtype
+        )
+        model.set_submodule(name, QuantizedLinear(StoredWeight.of(rounded), module.bias))
+        release_file_pages()
