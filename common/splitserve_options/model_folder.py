@@ -66,6 +66,8 @@ def find_checkpoint(model: str) -> Path | None:
         return gguf_files(path)[0]
     if path.exists():
         raise NoCheckpoint(f"{model}: {_not_served(_OTHER_FORMATS.get(path.suffix, _FILE))}")
+    if path.suffix == _GGUF:
+        raise NoCheckpoint(f"{model}: no such file")
     if not _HUB_ID.fullmatch(model) or model.startswith("."):
         raise NoCheckpoint(f"{model}: no such directory")
     return None

@@ -111,6 +111,12 @@ def test_resolve_checkpoint_says_so_when_there_is_no_directory(model: str) -> No
         resolve_checkpoint(model)
 
 
+@pytest.mark.parametrize("model", ["/nowhere/model.gguf", "model.gguf", "a/model.gguf"])
+def test_resolve_checkpoint_says_so_when_there_is_no_gguf_file(model: str) -> None:
+    with pytest.raises(ModelUnreadable, match=f"^{model}: no such file$"):
+        resolve_checkpoint(model)
+
+
 def test_resolve_checkpoint_says_so_when_the_hub_is_out_of_reach(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
