@@ -16,6 +16,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 from splitserve_kernels.gpu.quantized.gpu_weight import GpuPackedWeight, NotPackable, joined
 from splitserve_kernels.gpu.quantized.linear import (
     MAX_NUM_FEW_ROWS,
+    dequantized,
     linear_tiles,
     quantized_linear,
 )
@@ -120,19 +121,33 @@ def _product(x: Tensor, weight: PackedWeight) -> Tensor:
     return x.cpu().double() @ weight.dequantized(FLOAT32).double().T
 
 
-@pytest.mark.parametrize("is_joined", [False, True], ids=["parts", "joined"])
+def _assert_close(product: Tensor, expected: Tensor, tolerance: float) -> None:
+    """`tolerance`: of the largest number, too, since products cancel each other."""
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(
+        product.cpu().double(), expected, rtol=tolerance, atol=tolerance * scale
+    )
+
+
 @NAMES
 def test_quantized_linear_multiplies_with_each_weight_when_rows_select_inputs(
-    name: str, is_joined: bool, device: torch.device
+    name: str, device: torch.device
 ) -> None:
     weight = _weight(name)
     packed = GpuPackedWeight.pack(weight, device)
     selected = torch.eye(weight.shape[1], device=device)
     tiles = linear_tiles(packed, len(selected), FLOAT32, device)
-    tiles = replace(tiles, num_rows=128, is_joined=is_joined)
     product = quantized_linear(selected, packed, tiles=tiles).cpu().T
     # Products of code and scale may be rounded once more than in the reference.
     torch.testing.assert_close(product, weight.dequantized(FLOAT32), rtol=3e-7, atol=3e-7)
+
+
+@NAMES
+def test_dequantized_has_each_weight(name: str, device: torch.device) -> None:
+    weight = _weight(name)
+    numbers = dequantized(GpuPackedWeight.pack(weight, device), FLOAT32).cpu().T
+    expected = weight.dequantized(FLOAT32)
+    torch.testing.assert_close(numbers[: len(expected)], expected, rtol=3e-7, atol=3e-7)
 
 
 @pytest.mark.parametrize("num_rows", [3, MAX_NUM_FEW_ROWS + 1])
@@ -164,40 +179,32 @@ def test_quantized_linear_adds_shares_when_programs_divide_the_inputs(
     tiles = replace(tiles, num_shares=num_shares, chunks_of_share=-(-3 // num_shares))
     product = quantized_linear(x, packed, _random((70,), FLOAT32, device), tiles=tiles)
     expected = _product(x, weight) + _random((70,), FLOAT32, device).cpu()
-    tolerance = 1e-6 if dtype == FLOAT32 else 2**-10
-    scale = float(expected.abs().max())
-    torch.testing.assert_close(
-        product.cpu().double(), expected, rtol=tolerance, atol=tolerance * scale
-    )
+    _assert_close(product, expected, 1e-6 if dtype == FLOAT32 else 2**-10)
 
 
-@pytest.mark.parametrize("is_joined", [False, True], ids=["parts", "joined"])
+@pytest.mark.parametrize("num_rows", [4, MAX_NUM_FEW_ROWS + 1])
 @pytest.mark.parametrize("num_inputs", [48, 400])
 def test_quantized_linear_ends_with_the_inputs_when_they_fill_no_chunk(
-    num_inputs: int, is_joined: bool, device: torch.device
+    num_inputs: int, num_rows: int, device: torch.device
 ) -> None:
     """Numbers behind the inputs of a row are not multiplied, not even with 0."""
     weight = KINDS["nvfp4"].weight(40, num_inputs)
     packed = GpuPackedWeight.pack(weight, device)
-    x = torch.full((4, num_inputs + 512), torch.nan, device=device)
-    x[:, :num_inputs] = _random((4, num_inputs), FLOAT32, device)
-    tiles = replace(linear_tiles(packed, 4, FLOAT32, device), is_joined=is_joined)
-    product = quantized_linear(x[:, :num_inputs], packed, tiles=tiles)
-    expected = _product(x[:, :num_inputs], weight)
-    torch.testing.assert_close(product.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    x = torch.full((num_rows, num_inputs + 512), torch.nan, device=device)
+    x[:, :num_inputs] = _random((num_rows, num_inputs), FLOAT32, device)
+    product = quantized_linear(x[:, :num_inputs], packed)
+    _assert_close(product, _product(x[:, :num_inputs], weight), 1e-6)
 
 
-@pytest.mark.parametrize("is_joined", [False, True], ids=["parts", "joined"])
+@pytest.mark.parametrize("num_rows", [4, MAX_NUM_FEW_ROWS + 1])
 def test_quantized_linear_permutes_inputs_when_they_are_in_activation_order(
-    is_joined: bool, device: torch.device
+    num_rows: int, device: torch.device
 ) -> None:
     order = torch.randperm(256, generator=torch.Generator().manual_seed(0))
     weight = replace(KINDS["gptq"].weight(40, 256), input_order=order)
     packed = GpuPackedWeight.pack(weight, device)
-    x = _random((4, 256), FLOAT32, device)
-    tiles = replace(linear_tiles(packed, 4, FLOAT32, device), is_joined=is_joined)
-    product = quantized_linear(x, packed, tiles=tiles).cpu().double()
-    torch.testing.assert_close(product, _product(x, weight), rtol=1e-5, atol=1e-5)
+    x = _random((num_rows, 256), FLOAT32, device)
+    _assert_close(quantized_linear(x, packed), _product(x, weight), 1e-6)
 
 
 def test_quantized_linear_has_the_same_bits_when_few_rows_share_the_batch(

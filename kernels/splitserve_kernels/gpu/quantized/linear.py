@@ -1,10 +1,13 @@
-"""Products with quantised weights, which are dequantised in registers.
+"""Products with quantised weights.
+
+Few rows: weights are dequantised in registers. Programs share the inputs of an output, and a second
+kernel adds their partial sums in a fixed order. More rows: weights are dequantised into memory for
+the matrix product of torch, which takes less time than dequantising in every tile of rows.
 
 Weights are dequantised in float32 and rounded once to the dtype of the activations, as
-`PackedWeight.dequantized` does, except that scales of whole outputs are applied to the float32
-sums. For few rows, programs share the inputs of an output, and a second kernel adds their partial
-sums in a fixed order. The order of additions of a row depends on the weight, the device and on
-whether there are few rows, but not on the other rows. Layout of the weights: `gpu_weight`.
+`PackedWeight.dequantized` does, except that for few rows scales of whole outputs are applied to the
+float32 sums. The order of additions of a row depends on the weight, the device and on whether there
+are few rows; among few rows it does not depend on the others. Layout of the weights: `gpu_weight`.
 
 Shape letters: M rows, N outputs, K inputs, G groups of inputs, H inputs of a part in a chunk, S
 shares of the inputs.
@@ -22,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from splitserve_kernels.gpu.attention.tile_sizes import compute_capability, num_multiprocessors
+from splitserve_kernels.gpu.attention.tile_sizes import num_multiprocessors
 from splitserve_kernels.gpu.launch import ceil_div, next_power_of_2
 from splitserve_kernels.gpu.quantized.gpu_weight import (
     OUTPUT_MULTIPLE,
@@ -32,14 +35,16 @@ from splitserve_kernels.gpu.quantized.gpu_weight import (
     num_chunks,
 )
 
-# The largest number of rows that are multiplied by programs that share the inputs.
+# The largest number of rows whose weights are dequantised in registers.
 MAX_NUM_FEW_ROWS = 64
 _MIN_PART = 16
 _MIN_ROWS_OF_TILE = 16
-_MIN_CHUNKS_OF_SHARE = 2
-_PROGRAMS_PER_MULTIPROCESSOR = 3
-# Generations whose large products take whole operands, and not one from registers without a wait.
-_JOINING = range(90, 120)
+# Of the sizes measured on an H100, these are within 12 % of the best for up to 16 rows, and within
+# 36 % for 64.
+_MIN_INPUTS_OF_SHARE = 512
+_PROGRAMS_PER_MULTIPROCESSOR = 6
+_NUM_STAGES = 2
+_NUM_WARPS = 4
 _BLOCK = 256
 # As integer in its lowest bits, this float32 has the sum of 2 ** 23 and the integer.
 _MAGIC_BITS = tl.constexpr(0x4B000000)
@@ -50,18 +55,14 @@ _MAGIC = tl.constexpr(8388608.0)
 class LinearTiles:
     """Sizes of a launch. `num_inputs`: inputs of a part per iteration, H or a half of it.
 
-    `chunks_of_share`: chunks of the inputs for each program. `is_joined`: all parts are one operand
-    rather than one after the other.
+    `chunks_of_share`: chunks of the inputs for each program.
     """
 
     num_rows: int
-    num_outputs: int
     num_inputs: int
-    num_warps: int
     num_stages: int
     num_shares: int
     chunks_of_share: int
-    is_joined: bool = False
 
 
 def linear_tiles(
@@ -69,41 +70,18 @@ def linear_tiles(
 ) -> LinearTiles:
     """Returns the sizes for `num_rows` rows of `dtype` on `device`."""
     count = num_chunks(weight.num_inputs, weight.num_bits, weight.part_size)
-    width = weight.words.shape[1]
-    is_wide = dtype.itemsize > 2
-    if num_rows <= MAX_NUM_FEW_ROWS:
-        programs = _PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device)
-        wanted = max(1, programs // (width // OUTPUT_MULTIPLE))
-        chunks = max(_MIN_CHUNKS_OF_SHARE, ceil_div(count, wanted))
-        rows = max(_MIN_ROWS_OF_TILE, next_power_of_2(num_rows))
-        return LinearTiles(
-            num_rows=rows,
-            num_outputs=OUTPUT_MULTIPLE,
-            num_inputs=_MIN_PART if is_wide else weight.part_size,
-            num_warps=2,
-            num_stages=_num_stages(weight),
-            num_shares=ceil_div(count, chunks),
-            chunks_of_share=chunks,
-        )
-    is_even = width % (2 * OUTPUT_MULTIPLE) == 0 and not is_wide
+    programs = _PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(device)
+    shares = ceil_div(programs, weight.words.shape[1] // OUTPUT_MULTIPLE)
+    least = ceil_div(_MIN_INPUTS_OF_SHARE, chunk_size(weight.num_bits, weight.part_size))
+    chunks = max(least, ceil_div(count, shares))
     return LinearTiles(
-        num_rows=64 if is_wide else 128,
-        num_outputs=2 * OUTPUT_MULTIPLE if is_even else OUTPUT_MULTIPLE,
-        num_inputs=_MIN_PART,
-        num_warps=8 if is_even else 4,
-        num_stages=_num_stages(weight),
-        num_shares=1,
-        chunks_of_share=count,
-        is_joined=compute_capability(device) in _JOINING and not is_wide,
+        num_rows=min(MAX_NUM_FEW_ROWS, max(_MIN_ROWS_OF_TILE, next_power_of_2(num_rows))),
+        num_inputs=_MIN_PART if dtype.itemsize > 2 else weight.part_size,
+        # Loads from a table depend on loaded codes: the compiler would pipeline them for no gain.
+        num_stages=_NUM_STAGES if weight.numbers.table is None else 1,
+        num_shares=ceil_div(count, chunks),
+        chunks_of_share=chunks,
     )
-
-
-def _num_stages(weight: GpuPackedWeight) -> int:
-    """Returns the stages of the pipeline: two tiles are loaded ahead.
-
-    Loads from a table depend on loaded codes, which the compiler would pipeline for no gain.
-    """
-    return 3 if weight.numbers.table is None else 1
 
 
 def quantized_linear(
@@ -116,23 +94,28 @@ def quantized_linear(
     """Returns x @ weight.T + bias, [M, N] in the dtype of `x`.
 
     `x`: [M, K], the numbers of a row contiguous; bfloat16, float16 or float32. `bias`: [N] of any
-    float dtype, contiguous. `tiles`: None for those of `linear_tiles`. Adds in float32 and rounds
-    once. Raises ValueError if the rows have another number of inputs.
+    float dtype, contiguous. `tiles`: dequantises in registers with these sizes, however many rows
+    there are. Adds in float32 and rounds once. Raises ValueError if the rows have another number of inputs.
     """
     num_rows, num_outputs = x.shape[0], weight.num_outputs
     if x.shape[1] != weight.num_inputs:
         raise ValueError(f"rows have {x.shape[1]} inputs; allowed: {weight.num_inputs}")
+    if weight.input_order is not None:
+        x = x[:, weight.input_order]
+    if tiles is None and num_rows > MAX_NUM_FEW_ROWS:
+        dense = dequantized(weight, x.dtype)[:, :num_outputs]
+        return x @ dense if bias is None else torch.addmm(bias.to(x.dtype), x, dense)
     output = x.new_empty(num_rows, num_outputs)
     if num_rows == 0:
         return output
     tiles = tiles or linear_tiles(weight, num_rows, x.dtype, x.device)
-    x = _ordered(x, weight, is_joined=tiles.is_joined)
+    x = x if x.stride(1) == 1 else x.contiguous()
     is_shared = tiles.num_shares > 1
     shape = (tiles.num_shares, num_rows, num_outputs)
     sums = x.new_empty(shape, dtype=torch.float32) if is_shared else output
     finish = {"HAS_SCALES": weight.output_scales is not None, "HAS_BIAS": bias is not None}
     width = weight.words.shape[1]
-    grid = (ceil_div(num_rows, tiles.num_rows), width // tiles.num_outputs, tiles.num_shares)
+    grid = (ceil_div(num_rows, tiles.num_rows), width // OUTPUT_MULTIPLE, tiles.num_shares)
     _linear_kernel[grid](
         x,
         weight.words,
@@ -150,24 +133,13 @@ def quantized_linear(
         num_chunks(weight.num_inputs, weight.num_bits, weight.part_size),
         tiles.chunks_of_share,
         IS_SHARED=is_shared,
-        IS_EVEN=weight.num_inputs % chunk_size(weight.num_bits, weight.part_size) == 0,
-        IS_JOINED=tiles.is_joined,
-        BITS=weight.num_bits,
-        PARTS=WORD_BITS // weight.num_bits,
-        PART=weight.part_size,
-        GROUP=weight.group_size,
-        ZERO=weight.numbers.zero,
-        MANTISSA_BITS=weight.numbers.mantissa_bits,
-        EXPONENT_BITS=weight.numbers.exponent_bits,
-        HAS_TABLE=weight.numbers.table is not None,
-        HAS_ZERO_POINTS=weight.zero_points is not None,
-        HAS_OFFSETS=weight.offsets is not None,
         BLOCK_M=tiles.num_rows,
-        BLOCK_N=tiles.num_outputs,
+        BLOCK_N=OUTPUT_MULTIPLE,
         BLOCK_K=tiles.num_inputs,
-        num_warps=tiles.num_warps,
+        num_warps=_NUM_WARPS,
         num_stages=tiles.num_stages,
         **finish,
+        **_format(weight),
     )
     if is_shared:
         _sum_kernel[num_rows, ceil_div(num_outputs, _BLOCK)](
@@ -185,18 +157,44 @@ def quantized_linear(
     return output
 
 
-def _ordered(x: Tensor, weight: GpuPackedWeight, *, is_joined: bool) -> Tensor:
-    """Returns `x` in the order in which a kernel multiplies, those of a row contiguous.
+def dequantized(weight: GpuPackedWeight, dtype: torch.dtype) -> Tensor:
+    """Returns the weights, [K, N] of `dtype`, inputs in the order of the codes, N padded."""
+    width = weight.words.shape[1]
+    result = torch.empty(weight.num_inputs, width, dtype=dtype, device=weight.words.device)
+    grid = (len(weight.words) // _MIN_PART, width // OUTPUT_MULTIPLE)
+    _dequantize_kernel[grid](
+        weight.words,
+        _first(weight.scales, result),
+        _first(weight.zero_points, weight.offsets, result),
+        _first(weight.numbers.table, result),
+        _first(weight.output_scales, result),
+        result,
+        weight.num_inputs,
+        width,
+        HAS_SCALES=weight.output_scales is not None,
+        BLOCK_N=OUTPUT_MULTIPLE,
+        BLOCK_K=_MIN_PART,
+        num_warps=_NUM_WARPS,
+        **_format(weight),
+    )
+    return result
 
-    `is_joined`: inputs of a word are neighbours, as `_joined_codes` are, and padded.
-    """
-    if weight.input_order is not None:
-        x = x[:, weight.input_order]
-    if not is_joined:
-        return x if x.stride(1) == 1 else x.contiguous()
-    size, part = chunk_size(weight.num_bits, weight.part_size), weight.part_size
-    x = torch.nn.functional.pad(x, (0, -weight.num_inputs % size))
-    return x.view(len(x), -1, size // part, part).transpose(2, 3).flatten(1)
+
+def _format(weight: GpuPackedWeight) -> dict[str, int | bool]:
+    """Returns the compile-time constants of `weight`."""
+    return {
+        "IS_EVEN": weight.num_inputs % chunk_size(weight.num_bits, weight.part_size) == 0,
+        "BITS": weight.num_bits,
+        "PARTS": WORD_BITS // weight.num_bits,
+        "PART": weight.part_size,
+        "GROUP": weight.group_size,
+        "ZERO": weight.numbers.zero,
+        "MANTISSA_BITS": weight.numbers.mantissa_bits,
+        "EXPONENT_BITS": weight.numbers.exponent_bits,
+        "HAS_TABLE": weight.numbers.table is not None,
+        "HAS_ZERO_POINTS": weight.zero_points is not None,
+        "HAS_OFFSETS": weight.offsets is not None,
+    }
 
 
 def _first(*tensors: Tensor | None) -> Tensor:
@@ -223,7 +221,6 @@ def _linear_kernel(
     chunks_of_share: tl.tensor,
     IS_SHARED: tl.constexpr,
     IS_EVEN: tl.constexpr,
-    IS_JOINED: tl.constexpr,
     BITS: tl.constexpr,
     PARTS: tl.constexpr,
     PART: tl.constexpr,
@@ -257,53 +254,26 @@ def _linear_kernel(
     for step in tl.range(first, last):
         line = (step * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64) * width
         word = tl.load(words + line[None, :] + outputs[:, None])
-        # The first input of the first part.
-        chunk = step // (PART // BLOCK_K) * (PARTS * PART)
-        begin = chunk + step % (PART // BLOCK_K) * BLOCK_K
-        if IS_JOINED:
-            sum = _add_joined(
-                sum,
-                word,
-                rows + step * (BLOCK_K * PARTS),
-                begin,
-                scales + outputs,
-                offsets + outputs,
-                width,
-                table,
-                BITS,
-                PARTS,
-                PART,
-                GROUP,
-                ZERO,
-                MANTISSA_BITS,
-                EXPONENT_BITS,
-                HAS_TABLE,
-                HAS_ZERO_POINTS,
-                HAS_OFFSETS,
-            )
-        else:
-            sum = _add_parts(
-                sum,
-                word,
-                rows,
-                begin,
-                scales + outputs,
-                offsets + outputs,
-                width,
-                table,
-                num_inputs,
-                IS_EVEN,
-                BITS,
-                PARTS,
-                PART,
-                GROUP,
-                ZERO,
-                MANTISSA_BITS,
-                EXPONENT_BITS,
-                HAS_TABLE,
-                HAS_ZERO_POINTS,
-                HAS_OFFSETS,
-            )
+        begin = _first_input(step, PARTS, PART, BLOCK_K)
+        for part in tl.static_range(PARTS):
+            k = begin + part * PART + tl.arange(0, BLOCK_K)
+            if IS_EVEN:
+                xs = tl.load(rows[None, :] + k[:, None])
+            else:
+                xs = tl.load(rows[None, :] + k[:, None], mask=(k < num_inputs)[:, None], other=0.0)
+            if _begins_group(part, PARTS, PART, GROUP):
+                place = _place_of_group(begin + part * PART, width, GROUP)
+                scale, offset = _load_group(
+                    scales + outputs + place,
+                    offsets + outputs + place,
+                    GROUP,
+                    HAS_ZERO_POINTS,
+                    HAS_OFFSETS,
+                )
+            code = (word >> (part * BITS)) & (2**BITS - 1)
+            numbers = _numbers(code, table, BITS, ZERO, MANTISSA_BITS, EXPONENT_BITS, HAS_TABLE)
+            weights = _scaled(numbers, scale, offset, GROUP, HAS_ZERO_POINTS, HAS_OFFSETS)
+            sum = tl.dot(weights.to(xs.dtype), xs, sum, input_precision="ieee")
     is_output = (outputs < num_outputs)[:, None] & (lines < num_rows)[None, :]
     place = lines.to(tl.int64)[None, :] * num_outputs + outputs[:, None]
     if IS_SHARED:
@@ -318,16 +288,15 @@ def _linear_kernel(
 
 
 @triton.jit
-def _add_parts(
-    sum: tl.tensor,
-    word: tl.tensor,
-    rows: tl.tensor,
-    begin: tl.tensor,
+def _dequantize_kernel(
+    words: tl.tensor,
     scales: tl.tensor,
     offsets: tl.tensor,
-    width: tl.tensor,
     table: tl.tensor,
+    output_scales: tl.tensor,
+    result: tl.tensor,
     num_inputs: tl.tensor,
+    width: tl.tensor,
     IS_EVEN: tl.constexpr,
     BITS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -339,86 +308,50 @@ def _add_parts(
     HAS_TABLE: tl.constexpr,
     HAS_ZERO_POINTS: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
-) -> tl.tensor:
-    """Adds one product for each part of `word`, without moving weights between registers.
-
-    `begin`: first input of the first part. `rows`, `scales`, `offsets`: pointers to the first
-    number of each line or output.
-    """
-    BLOCK_K: tl.constexpr = word.shape[1]  # noqa: N806
-    CHUNK: tl.constexpr = PARTS * PART  # noqa: N806
+    HAS_SCALES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+) -> None:
+    """Writes the weights of some words to `result` [K, N]; `width`: N, padded."""
+    step = tl.program_id(0)
+    outputs = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    line = (step * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64) * width
+    word = tl.load(words + line[None, :] + outputs[:, None])
+    begin = _first_input(step, PARTS, PART, BLOCK_K)
+    factor = tl.load(output_scales + outputs)[:, None] if HAS_SCALES else 1.0
     for part in tl.static_range(PARTS):
-        k = begin + part * PART + tl.arange(0, BLOCK_K)
-        if IS_EVEN:
-            xs = tl.load(rows[None, :] + k[:, None])
-        else:
-            xs = tl.load(rows[None, :] + k[:, None], mask=(k < num_inputs)[:, None], other=0.0)
-        # Neighbouring parts may be in the same group.
-        if part == 0 or (
-            GROUP > 0 and (PART * part % GROUP == 0 or (CHUNK % GROUP != 0 and GROUP % CHUNK != 0))
-        ):
-            place = _place_of_group(begin + part * PART, width, GROUP)
+        if _begins_group(part, PARTS, PART, GROUP):
+            place = outputs + _place_of_group(begin + part * PART, width, GROUP)
             scale, offset = _load_group(
                 scales + place, offsets + place, GROUP, HAS_ZERO_POINTS, HAS_OFFSETS
             )
         code = (word >> (part * BITS)) & (2**BITS - 1)
         numbers = _numbers(code, table, BITS, ZERO, MANTISSA_BITS, EXPONENT_BITS, HAS_TABLE)
-        weights = _scaled(
-            numbers, scale[:, None], offset[:, None], GROUP, HAS_ZERO_POINTS, HAS_OFFSETS
-        )
-        sum = tl.dot(weights.to(xs.dtype), xs, sum, input_precision="ieee")
-    return sum
+        weights = factor * _scaled(numbers, scale, offset, GROUP, HAS_ZERO_POINTS, HAS_OFFSETS)
+        k = begin + part * PART + tl.arange(0, BLOCK_K)
+        places = result + k.to(tl.int64)[None, :] * width + outputs[:, None]
+        weights = weights.to(result.dtype.element_ty)
+        if IS_EVEN:
+            tl.store(places, weights)
+        else:
+            tl.store(places, weights, mask=(k < num_inputs)[None, :])
 
 
 @triton.jit
-def _add_joined(
-    sum: tl.tensor,
-    word: tl.tensor,
-    rows: tl.tensor,
-    begin: tl.tensor,
-    scales: tl.tensor,
-    offsets: tl.tensor,
-    width: tl.tensor,
-    table: tl.tensor,
-    BITS: tl.constexpr,
-    PARTS: tl.constexpr,
-    PART: tl.constexpr,
-    GROUP: tl.constexpr,
-    ZERO: tl.constexpr,
-    MANTISSA_BITS: tl.constexpr,
-    EXPONENT_BITS: tl.constexpr,
-    HAS_TABLE: tl.constexpr,
-    HAS_ZERO_POINTS: tl.constexpr,
-    HAS_OFFSETS: tl.constexpr,
+def _first_input(
+    step: tl.tensor, PARTS: tl.constexpr, PART: tl.constexpr, BLOCK_K: tl.constexpr
 ) -> tl.tensor:
-    """Adds one product of all parts of `word`, with rows in the order of `_joined_codes`.
-
-    `rows`: pointers to the first number of this product.
-    """
-    BLOCK_N: tl.constexpr = word.shape[0]  # noqa: N806
-    BLOCK_K: tl.constexpr = word.shape[1]  # noqa: N806
-    k = tl.arange(0, BLOCK_K * PARTS)
-    xs = tl.load(rows[None, :] + k[:, None])
-    code = _joined_codes(word, BITS, PARTS)
-    numbers = _numbers(code, table, BITS, ZERO, MANTISSA_BITS, EXPONENT_BITS, HAS_TABLE)
-    place = _place_of_group(begin + tl.arange(0, PARTS) * PART, width, GROUP)[None, :]
-    scale, offset = _load_group(
-        scales[:, None] + place, offsets[:, None] + place, GROUP, HAS_ZERO_POINTS, HAS_OFFSETS
-    )
-    weights = _scaled(
-        numbers, scale[:, None, :], offset[:, None, :], GROUP, HAS_ZERO_POINTS, HAS_OFFSETS
-    )
-    weights = tl.reshape(weights.to(xs.dtype), (BLOCK_N, BLOCK_K * PARTS))
-    return tl.dot(weights, xs, sum, input_precision="ieee")
+    """Returns the first input of the first part of line `step` * BLOCK_K of the words."""
+    steps: tl.constexpr = PART // BLOCK_K
+    return step // steps * (PARTS * PART) + step % steps * BLOCK_K
 
 
-@triton.jit
-def _joined_codes(word: tl.tensor, BITS: tl.constexpr, PARTS: tl.constexpr) -> tl.tensor:
-    """Returns the codes of all parts of `word` [N, H], [N, H, P]."""
-    halves = tl.join(word, word >> 16)
-    quarters = tl.join(halves, halves >> 8)
-    codes = tl.join(quarters, quarters >> 4) if BITS == 4 else quarters
-    return tl.reshape(codes, (word.shape[0], word.shape[1], PARTS)) & (2**BITS - 1)
+@triton.constexpr_function
+def _begins_group(part: int, num_parts: int, part_size: int, group_size: int) -> bool:
+    """Returns whether `part` may be in another group than the one before."""
+    chunk = num_parts * part_size
+    is_aligned = group_size > 0 and (chunk % group_size == 0 or group_size % chunk == 0)
+    return part == 0 or (group_size > 0 and (not is_aligned or part * part_size % group_size == 0))
 
 
 @triton.jit
@@ -455,13 +388,13 @@ def _scaled(
     HAS_ZERO_POINTS: tl.constexpr,
     HAS_OFFSETS: tl.constexpr,
 ) -> tl.tensor:
-    """Returns the weights of `numbers`; scales of whole outputs are applied to the sums."""
+    """Returns the weights of `numbers` [N, H], without the scales of whole outputs."""
     if HAS_ZERO_POINTS:
-        numbers -= offset
+        numbers -= offset[:, None]
     if GROUP > 0:
-        numbers *= scale
+        numbers *= scale[:, None]
     if HAS_OFFSETS:
-        numbers -= offset
+        numbers -= offset[:, None]
     return numbers
 
 
