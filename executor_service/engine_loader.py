@@ -15,7 +15,7 @@ import torch
 # Loading a model needs this import. At this place __main__ has the garbage collector off.
 import transformers.modeling_utils  # noqa: F401
 
-from executor_service.backends import AUTO, NATIVE, Compute, choose_compute
+from executor_service.backends import TORCH, Compute, choose_compute
 from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
 from executor_service.device import HostReservations, choose_device, default_directory
@@ -177,11 +177,7 @@ def _model_config(config: ExecutorConfig, device: str) -> ModelConfig:
         kv_cache_dtype=config.kv_cache_dtype,
         max_model_len=config.max_model_len,
         name=config.served_model_name or (BUNDLED_MODEL if is_bundled else None),
-        keeps_packed=(
-            device == "cpu"
-            and config.quantization == "none"
-            and config.attention_backend in (AUTO, NATIVE)
-        ),
+        keeps_packed=config.quantization == "none" and config.attention_backend != TORCH,
         is_int4=config.quantization == "int4",
     )
 

@@ -28,10 +28,12 @@ from executor_service.backends.attention_candidates import (
 from executor_service.backends.compute import (
     PRICE_OF_NO_DECODER,
     PRICE_OF_NO_GPU_DECODER,
+    PRICE_OF_NO_PACKED_MATRICES,
     PRICE_OF_TORCH_ON_CPU,
     PRICE_OF_TORCH_ON_GPU,
     Compute,
     log_decoder_refused,
+    log_matrices_refused,
     log_not_used,
 )
 from executor_service.backends.gpu_kernels import (
@@ -45,6 +47,7 @@ from executor_service.decoders import (
     NativePagedModel,
     build_native_model,
     pack_linears,
+    pack_linears_on_gpu,
     release_weights,
     why_not_llama,
     why_not_native,
@@ -57,6 +60,7 @@ from executor_service.model import (
     PagedModel,
     attending_with,
     dequantize_linears,
+    quantized_linears,
     torch_model,
     weights_bytes,
 )
@@ -219,8 +223,7 @@ def compute_on_cpu(
         loaded = pack_linears(loaded, library, is_int8=is_int8, is_exact=is_exact)
         description = f"native attention and matrices ({library.variant})"
     except TrialFailed as error:
-        refused = "packed_matrices_refused model=%s reason=%r price=%r"
-        _log.error(refused, loaded.architecture, str(error), PRICE_OF_TORCH_ON_CPU)
+        log_matrices_refused(loaded, error, PRICE_OF_TORCH_ON_CPU)
         loaded, is_packed, why_slow = load(), False, str(error)
     make_model = attending_with(backend)
     is_int8 &= is_packed
@@ -371,16 +374,29 @@ def compute_on_gpu(
         static_draw=static_draw_of(draw),
     )
     reason = why_not_llama(loaded)
-    if reason is not None:
+    if reason is None:
+        decoder = _gpu_decoder(loaded, chosen)
+        if not isinstance(decoder, str):
+            return _with_decoder(compute, decoder)
+        # Memory need not hold the model twice. (The error no longer references its parts either.)
+        release_weights(loaded.model)
+        release_cached_memory(loaded.device)
+        compute = replace(compute, loaded=load(), why_slow=decoder)
+    else:
         log_not_used("gpu_decoder", loaded, reason, compute.description)
+    return _with_packed_linears(load, compute)
+
+
+def _with_packed_linears(load: Callable[[], LoadedModel], compute: Compute) -> Compute:
+    if not quantized_linears(compute.loaded.model):
         return compute
-    decoder = _gpu_decoder(loaded, chosen)
-    if not isinstance(decoder, str):
-        return _with_decoder(compute, decoder)
-    # Memory need not hold the model twice. (The error no longer references its parts either.)
-    release_weights(loaded.model)
-    release_cached_memory(loaded.device)
-    return replace(compute, loaded=load(), why_slow=decoder)
+    try:
+        return replace(compute, loaded=pack_linears_on_gpu(compute.loaded))
+    except TrialFailed as error:
+        log_matrices_refused(compute.loaded, error, PRICE_OF_NO_PACKED_MATRICES)
+        release_weights(compute.loaded.model)
+        release_cached_memory(compute.loaded.device)
+        return _dequantized(replace(compute, loaded=load(), why_slow=str(error)))
 
 
 def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> GpuDecoder | str:

@@ -18,6 +18,7 @@ PRICE_OF_TORCH_ON_CPU = "a step takes 2.5 times as long with one row, and 11 tim
 PRICE_OF_NO_DECODER = "a step takes about 2.5 times as long, and --deterministic is unavailable"
 PRICE_OF_TORCH_ON_GPU = "attention runs row by row, and steps are not recorded in CUDA graphs"
 PRICE_OF_NO_GPU_DECODER = "a layer launches about 38 kernels instead of 9 or 10"
+PRICE_OF_NO_PACKED_MATRICES = "weights are dequantised, and take 16 bits each"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,12 @@ def log_decoder_refused(what: str, loaded: LoadedModel, error: TrialFailed, pric
     message = "%s_decoder_refused model=%s reason=%r price=%r"
     _log.log(level, message, what, loaded.architecture, reason, price)
     return reason
+
+
+def log_matrices_refused(loaded: LoadedModel, error: TrialFailed, price: str) -> None:
+    """Logs that a model with packed matrices failed its trial, and at what price."""
+    message = "packed_matrices_refused model=%s reason=%r price=%r"
+    _log.error(message, loaded.architecture, str(error), price)
 
 
 def log_not_used(what: str, loaded: LoadedModel, reason: str, instead: str) -> None:

@@ -7,7 +7,11 @@ from executor_service.decoders.cpu_decoder import (
     why_not_native,
 )
 from executor_service.decoders.decoder import DecoderModel
-from executor_service.decoders.gpu_linears import GpuLinears, GpuQuantizedLinear
+from executor_service.decoders.gpu_linears import (
+    GpuLinears,
+    GpuQuantizedLinear,
+    pack_linears_on_gpu,
+)
 from executor_service.decoders.llama_config import (
     release_weights,
     rotation,
@@ -28,6 +32,7 @@ __all__ = [
     "PackedLinearModule",
     "build_native_model",
     "pack_linears",
+    "pack_linears_on_gpu",
     "release_weights",
     "rotation",
     "take_layers",

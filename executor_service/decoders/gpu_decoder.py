@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from executor_service.decoders.decoder import try_decoder
+from executor_service.decoders.gpu_linears import GpuLinear, GpuLinears, GpuQuantizedLinear
 from executor_service.decoders.llama_config import (
     decoder_shape,
     linear_weights,
@@ -27,12 +28,11 @@ from executor_service.decoders.llama_config import (
     rotation,
     take_layers,
 )
-from executor_service.decoders.packed_linears import apply, joined
 from executor_service.device import KVCache, release_cached_memory
 from executor_service.model import LoadedModel
 from executor_service.trials import try_rotary_write
 from splitserve_kernels import reference
-from splitserve_kernels.decoder_inputs import LayerWeights, LinearWeights
+from splitserve_kernels.decoder_inputs import LayerWeights
 from splitserve_kernels.gpu.kv_write import rotary_kv_write
 from splitserve_kernels.gpu.launch import LayerPools, RotaryTables
 from splitserve_kernels.gpu.layer_ops import add_rms_norm, gated_product, rms_norm
@@ -73,10 +73,10 @@ class _Layer:
     `head_norms`: [H + G, D] or None.
     """
 
-    qkv: LinearWeights
-    attention_output: LinearWeights
-    gate_up: LinearWeights
-    down: LinearWeights
+    qkv: GpuLinear
+    attention_output: GpuLinear
+    gate_up: GpuLinear
+    down: GpuLinear
     input_norm: Tensor
     mlp_norm: Tensor
     head_norms: Tensor | None
@@ -111,7 +111,8 @@ class GpuDecoder:
         self._cosines, self._sines = rotation(loaded, 0, loaded.max_model_len)  # [L, R / 2]
         self._shape = decoder_shape(loaded, 2 * self._cosines.shape[1])
         self._embedding = model.model.embed_tokens.weight.detach()
-        self._head = joined(linear_weights(model.lm_head))
+        self._linears = GpuLinears(loaded.device, loaded.dtype)
+        self._head = self._linears.joined(linear_weights(model.lm_head))
         self._final_norm = model.model.norm.weight.detach()
         self._layers = [
             self._fused(layer, options)
@@ -128,9 +129,12 @@ class GpuDecoder:
             linears += [layer.qkv, layer.attention_output, layer.gate_up, layer.down]
             tensors += [layer.input_norm, layer.mlp_norm]
             tensors += [] if layer.head_norms is None else [layer.head_norms]
+        num_packed = 0
         for linear in linears:
-            tensors += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
-        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+            tensors += linear.parameters()
+            if isinstance(linear, GpuQuantizedLinear):
+                num_packed += linear.num_bytes
+        return num_packed + sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
     def run(
         self, input_ids: Tensor, positions: Tensor, paged: PagedBatch, index: Tensor, cache: KVCache
@@ -170,7 +174,7 @@ class GpuDecoder:
             normed = rms_norm(hidden, parts.input_norm, shape.epsilon)
         else:
             hidden, normed = add_rms_norm(hidden, addend, parts.input_norm, shape.epsilon)
-        heads = apply(parts.qkv, normed).view(len(hidden), -1, shape.head_dim)  # [T, H + 2G, D]
+        heads = parts.qkv(normed).view(len(hidden), -1, shape.head_dim)  # [T, H + 2G, D]
         turned, value = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
         if parts.head_norms is not None:
             turned = rms_norm(turned, parts.head_norms, shape.epsilon)
@@ -193,14 +197,15 @@ class GpuDecoder:
         each.
         """
         parts = self._layers[layer]
-        addend = apply(parts.attention_output, attended.flatten(1))
+        addend = parts.attention_output(attended.flatten(1))
         hidden, normed = add_rms_norm(hidden, addend, parts.mlp_norm, self._shape.epsilon)
-        return hidden, apply(parts.down, gated_product(apply(parts.gate_up, normed)))
+        return hidden, parts.down(gated_product(parts.gate_up(normed)))
 
     def _read_out(self, hidden: Tensor, addend: Tensor) -> Tensor:
         """Returns logits, [S, V] float32, of `hidden` plus `addend`, [S, W] each."""
         _, last = add_rms_norm(hidden, addend, self._final_norm, self._shape.epsilon)
-        return apply(self._head, last)[:, : self._vocab_size].float()
+        logits: Tensor = self._head(last)[:, : self._vocab_size]
+        return logits.float()
 
     def _rotation_at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         # Only unused positions exceed the tables; clamping avoids an access outside of them.
@@ -209,10 +214,10 @@ class GpuDecoder:
 
     def _fused(self, layer: LayerWeights, options: AttentionOptions) -> _Layer:
         return _Layer(
-            qkv=joined(layer.query, layer.key, layer.value),
-            attention_output=joined(layer.attention_output),
-            gate_up=joined(layer.gate, layer.up),
-            down=joined(layer.down),
+            qkv=self._linears.joined(layer.query, layer.key, layer.value),
+            attention_output=self._linears.joined(layer.attention_output),
+            gate_up=self._linears.joined(layer.gate, layer.up),
+            down=self._linears.joined(layer.down),
             input_norm=layer.input_norm.detach(),
             mlp_norm=layer.mlp_norm.detach(),
             head_norms=self._head_norms(layer),

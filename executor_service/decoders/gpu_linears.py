@@ -17,10 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from executor_service.decoders.llama_config import linear_weights
 from executor_service.errors import TrialFailed, one_line
-from executor_service.trials import Trial
+from executor_service.model import (
+    LoadedModel,
+    QuantizedLinear,
+    plain_linear,
+    probe_attention,
+    weights_bytes,
+)
+from executor_service.trials import Trial, try_replacement
+from splitserve_kernels.decoder_inputs import LinearWeights
 from splitserve_kernels.gpu.launch import FLOAT8_MAX, why_unavailable
-from splitserve_kernels.packed_weight import GroupValues, PackedWeight
+from splitserve_kernels.packed_weight import PackedWeight
 
 # A product of decodes, and one of a prompt.
 _NUM_TRIAL_ROWS = (3, 80)
@@ -79,6 +88,9 @@ class GpuQuantizedLinear(nn.Module):
         return output.view(*rows.shape[:-1], self.out_features)
 
 
+GpuLinear = GpuQuantizedLinear | nn.Linear
+
+
 class GpuLinears:
     """Maker of linear layers on `device`, for rows of `dtype`.
 
@@ -96,9 +108,28 @@ class GpuLinears:
         self._tried: dict[Hashable, str | None] = {}
         self._warned: set[str] = set()
 
-    def layer(
-        self, weights: Sequence[PackedWeight], bias: Tensor | None = None
-    ) -> GpuQuantizedLinear | nn.Linear:
+    def joined(self, *parts: LinearWeights) -> GpuLinear:
+        """Returns one layer of `parts` with the same inputs, outputs one after the other.
+
+        Plain weights of a single part are not copied. Beside plain weights, quantised ones are
+        dequantised.
+        """
+        bias = None
+        if any(part.bias is not None for part in parts):
+            bias = torch.cat([self._bias(part) for part in parts])
+        stored = [part.stored for part in parts if part.stored is not None]
+        if len(stored) == len(parts):
+            return self.layer([each.read(slice(0, each.shape[0])) for each in stored], bias)
+        weights = [part.dequantized(self._device).weight.detach() for part in parts]
+        return plain_linear(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
+
+    def _bias(self, part: LinearWeights) -> Tensor:
+        """Returns the bias, [N]; zeros if there is none."""
+        if part.bias is None:
+            return torch.zeros(part.num_outputs, dtype=self._dtype, device=self._device)
+        return part.bias.detach()
+
+    def layer(self, weights: Sequence[PackedWeight], bias: Tensor | None = None) -> GpuLinear:
         """Returns one layer of `weights` with the same inputs, outputs one after the other.
 
         Weights of one kind are multiplied by one kernel. All are dequantised if no kernel takes one
@@ -120,13 +151,8 @@ class GpuLinears:
         return self._dequantized(weights, bias)
 
     def _dequantized(self, weights: Sequence[PackedWeight], bias: Tensor | None) -> nn.Linear:
-        numbers = torch.cat([each.dequantized(self._dtype).to(self._device) for each in weights])
-        with torch.device("meta"):
-            plain = nn.Linear(numbers.shape[1], numbers.shape[0], bias=bias is not None)
-        plain.weight = nn.Parameter(numbers, requires_grad=False)
-        if bias is not None:
-            plain.bias = nn.Parameter(bias, requires_grad=False)
-        return plain
+        numbers = [each.on(self._device).dequantized(self._dtype) for each in weights]
+        return plain_linear(torch.cat(numbers), bias)
 
     def _packed(self, weight: PackedWeight) -> _Part:
         """Returns `weight` in the layout of a kernel. Raises ValueError if none takes it."""
@@ -166,7 +192,7 @@ class GpuLinears:
         if part.kind not in self._tried:
             self._tried[part.kind] = None
             try:
-                self._try(_first_outputs(weight, _NUM_TRIAL_OUTPUTS))
+                self._try(weight.of_rows(slice(0, min(_NUM_TRIAL_OUTPUTS, weight.shape[0]))))
             except TrialFailed as error:
                 self._tried[part.kind] = str(error)
         return self._tried[part.kind]
@@ -219,18 +245,25 @@ def _rounded(rows: Tensor) -> Tensor:
     return (rows.float() / scales).to(torch.float8_e4m3fn).double() * scales.double()
 
 
-def _first_outputs(weight: PackedWeight, num_outputs: int) -> PackedWeight:
-    """Returns the weights of the first outputs."""
-    groups = slice(0, -(-num_outputs // weight.rows_per_group))
+def pack_linears_on_gpu(loaded: LoadedModel) -> LoadedModel:
+    """Puts layers with packed weights in place of the quantised ones of `loaded.model`.
 
-    def first(values: GroupValues) -> GroupValues:
-        factors = None if values.super_scales is None else values.super_scales[groups]
-        return replace(values, numbers=values.numbers[groups], super_scales=factors)
+    Returns the changed model. Raises TrialFailed if it then computes something else; it is lost in
+    that case.
+    """
+    model: Any = loaded.model
+    linears = GpuLinears(loaded.device, loaded.dtype)
+    num_bytes = 0
 
-    return replace(
-        weight,
-        planes=tuple(replace(each, bits=each.bits[:num_outputs]) for each in weight.planes),
-        scales=first(weight.scales),
-        zero_points=None if weight.zero_points is None else weight.zero_points[groups],
-        offsets=None if weight.offsets is None else first(weight.offsets),
-    )
+    def compute(tokens: Tensor) -> Tensor:
+        nonlocal num_bytes
+        for parent in list(model.modules()):
+            for name, module in list(parent.named_children()):
+                if isinstance(module, QuantizedLinear):
+                    layer = linears.joined(linear_weights(module))
+                    setattr(parent, name, layer)
+                    num_bytes += layer.num_bytes if isinstance(layer, GpuQuantizedLinear) else 0
+        return probe_attention(model, tokens)[0]
+
+    try_replacement(loaded, compute)
+    return replace(loaded, weights_bytes=weights_bytes(model) + num_bytes)

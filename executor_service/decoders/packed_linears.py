@@ -1,4 +1,4 @@
-"""Matrices of a `transformers` model, packed for native kernels, or joined for one product.
+"""Matrices of a `transformers` model, packed for native kernels.
 
 Packed matrices serve models that the native decoder does not run.
 """
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from executor_service.decoders.cpu_decoder import log_dequantized
 from executor_service.device import release_file_pages
@@ -32,7 +31,6 @@ from splitserve_kernels.cpu import (
     pack,
     pack_groups,
 )
-from splitserve_kernels.decoder_inputs import LinearWeights
 
 # Bytes of copies after which mapped pages of the originals are released.
 _RELEASED_BYTES = 32 * 2**20
@@ -102,7 +100,7 @@ def pack_linears(
                 return PackedLinearModule(library, module, is_int8=is_int8, is_exact=is_exact)
             except NotPackable as error:
                 dequantized[str(error)] += 1
-                module = module.dense(module.stored.dtype)
+                module = module.dense(module.stored.dtype, loaded.device)
         return PackedLinearModule(library, module, is_int8=is_int8)
 
     def compute(tokens: Tensor) -> Tensor:
@@ -123,33 +121,3 @@ def pack_linears(
         log_dequantized(loaded, reason, num_layers)
     num_bytes = sum(module.num_bytes for module in packed)
     return replace(loaded, weights_bytes=weights_bytes(model) + num_bytes)
-
-
-# -- Matrices with the same input, joined for one product ------------------------------------------
-#
-# Shape letter: T input tokens.
-
-
-def joined(*parts: LinearWeights) -> LinearWeights:
-    """Joins matrices with the same input to one, outputs one after the other.
-
-    A single matrix is not copied.
-    """
-    weights = [part.weight.detach() for part in parts]
-    if len(parts) == 1:
-        bias = parts[0].bias
-        return LinearWeights(weights[0], None if bias is None else bias.detach())
-    biases = None
-    if any(part.bias is not None for part in parts):
-        biases = torch.cat([_bias(part) for part in parts])
-    return LinearWeights(torch.cat(weights), biases)
-
-
-def _bias(part: LinearWeights) -> Tensor:
-    """Returns the bias, [outputs]; zeros if there is none."""
-    return part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias.detach()
-
-
-def apply(linear: LinearWeights, numbers: Tensor) -> Tensor:
-    """Multiplies `numbers` [T, inputs]. Returns [T, outputs]."""
-    return functional.linear(numbers, linear.weight, linear.bias)

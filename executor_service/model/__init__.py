@@ -35,6 +35,7 @@ from executor_service.model.paged_model import (
 from executor_service.model.quantized_linear import (
     QuantizedLinear,
     dequantize_linears,
+    plain_linear,
     quantized_linears,
     rounded_inputs,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "fix_rope",
     "layer_kinds",
     "num_scratch_blocks",
+    "plain_linear",
     "probe_attention",
     "quantized_linears",
     "register_attention",

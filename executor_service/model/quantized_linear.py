@@ -47,22 +47,32 @@ class QuantizedLinear(nn.Module):
             _rounded(rows) if self.rounds_rows and self.in_features % _GROUP_SIZE == 0 else rows
         )
         parts = [
-            functional.linear(inputs, part.dequantized(rows.dtype))
+            functional.linear(inputs, part.on(rows.device).dequantized(rows.dtype))
             for _, part in self.stored.parts()
         ]
         output = torch.cat(parts, dim=-1)
         return output if self.bias is None else output + self.bias
 
-    def dense(self, dtype: torch.dtype, num_outputs: int | None = None) -> nn.Linear:
-        """Returns the layer with plain weights in `dtype`; only its first outputs if asked."""
-        weight = self.stored.dequantized(dtype, num_outputs)
-        with torch.device("meta"):
-            plain = nn.Linear(self.in_features, len(weight), bias=self.bias is not None)
-        plain.weight = nn.Parameter(weight, requires_grad=False)
-        if self.bias is not None:
-            bias = self.bias.detach()[:num_outputs].to(dtype)
-            plain.bias = nn.Parameter(bias, requires_grad=False)
-        return plain
+    def dense(
+        self, dtype: torch.dtype, device: torch.device, num_outputs: int | None = None
+    ) -> nn.Linear:
+        """Returns the layer with plain weights in `dtype` on `device`.
+
+        `num_outputs`: only the first; None for all.
+        """
+        weight = self.stored.dequantized(dtype, num_outputs, device)
+        bias = None if self.bias is None else self.bias.detach()[:num_outputs].to(device, dtype)
+        return plain_linear(weight, bias)
+
+
+def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Returns a linear layer with `weight` [N, K] and `bias` [N], which are not copied."""
+    with torch.device("meta"):
+        plain = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    plain.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        plain.bias = nn.Parameter(bias, requires_grad=False)
+    return plain
 
 
 def _rounded(rows: Tensor) -> Tensor:
@@ -80,9 +90,9 @@ def quantized_linears(model: nn.Module) -> list[QuantizedLinear]:
 
 
 @contextmanager
-def rounded_inputs(model: nn.Module) -> Iterator[None]:
-    """Inside, quantised layers round what they multiply, as native kernels do."""
-    layers = quantized_linears(model)
+def rounded_inputs(model: Any) -> Iterator[None]:  # noqa: ANN401
+    """Inside, quantised layers on a CPU round what they multiply, as native kernels do."""
+    layers = quantized_linears(model) if model.device.type == "cpu" else []
     for layer in layers:
         layer.rounds_rows = True
     try:
@@ -98,6 +108,6 @@ def dequantize_linears(model: Any) -> int:  # noqa: ANN401
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
             if isinstance(module, QuantizedLinear):
-                setattr(parent, name, module.dense(module.stored.dtype))
+                setattr(parent, name, module.dense(module.stored.dtype, model.device))
                 num_replaced += 1
     return num_replaced

@@ -338,7 +338,9 @@ def _replaced(model: Any, dropped: list[nn.Module]) -> dict[int, Any]:  # noqa: 
             continue
         if isinstance(module, QuantizedLinear):
             is_head = module is model.get_output_embeddings()
-            memo[id(module)] = module.dense(torch.float32, CUT_VOCAB_SIZE if is_head else None)
+            memo[id(module)] = module.dense(
+                torch.float32, model.device, CUT_VOCAB_SIZE if is_head else None
+            )
             continue
         context = context_of(module)
         if context is not None:  # it may be large, and the copy does not need it

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from splitserve_kernels.draw_rows import DrawRows
@@ -50,11 +51,11 @@ class LinearWeights:
         """Outputs of the layer."""
         return len(self.weight) if self.stored is None else self.stored.shape[0]
 
-    def dequantized(self) -> LinearWeights:
-        """Returns the layer with plain weights."""
+    def dequantized(self, device: torch.device | None = None) -> LinearWeights:
+        """Returns the layer with plain weights, on `device`; None for the CPU."""
         if self.stored is None:
             return self
-        return LinearWeights(self.stored.dequantized(), self.bias)
+        return LinearWeights(self.stored.dequantized(device=device), self.bias)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,10 @@ class CodePlane:
         width = self.bits.shape[1]
         return width if self.has_bytes else width * 8 // self.num_bits
 
+    def on(self, device: torch.device) -> CodePlane:
+        """Returns the bits on `device`."""
+        return replace(self, bits=self.bits.to(device))
+
     def of_rows(self, rows: slice) -> CodePlane:
         """Returns the bits of some outputs."""
         return replace(self, bits=self.bits[rows])
@@ -62,6 +66,11 @@ class GroupValues:
     numbers: Tensor
     super_scales: Tensor | None = None
     shared_scale: float = 1.0
+
+    def on(self, device: torch.device) -> GroupValues:
+        """Returns the numbers on `device`."""
+        factors = None if self.super_scales is None else self.super_scales.to(device)
+        return GroupValues(self.numbers.to(device), factors, self.shared_scale)
 
     def of_rows(self, rows: slice | Tensor) -> GroupValues:
         """Returns the numbers of some rows (of groups)."""
@@ -128,6 +137,22 @@ class PackedWeight:
             if tensor is not None:
                 yield tensor
 
+    def on(self, device: torch.device) -> PackedWeight:
+        """Returns the weights on `device`."""
+        values, zero_points, input_order = (
+            None if tensor is None else tensor.to(device)
+            for tensor in (self.values, self.zero_points, self.input_order)
+        )
+        return replace(
+            self,
+            planes=tuple(plane.on(device) for plane in self.planes),
+            values=values,
+            scales=self.scales.on(device),
+            zero_points=zero_points,
+            offsets=None if self.offsets is None else self.offsets.on(device),
+            input_order=input_order,
+        )
+
     def codes(self, rows: slice) -> Tensor:
         """Returns the codes of `rows`, [rows, K] uint8; of one plane without a copy."""
         codes, shift = self.planes[0].unpacked(rows), self.planes[0].num_bits
@@ -186,7 +211,7 @@ class PackedWeight:
         codes = self.codes(rows)
         if self.values is None:
             return codes.float()
-        steps = self.values - torch.arange(len(self.values))
+        steps = self.values - torch.arange(len(self.values), device=self.values.device)
         if bool((steps == steps[0]).all()):
             return codes.float().add_(steps[0])
         if len(self.values) == 256 and bool((steps[:128] == 0).all() & (steps[128:] == -256).all()):
@@ -240,15 +265,19 @@ class StoredWeight:
             yield rows, source.read(rows)
 
     def dequantized(
-        self, dtype: torch.dtype | None = None, num_outputs: int | None = None
+        self,
+        dtype: torch.dtype | None = None,
+        num_outputs: int | None = None,
+        device: torch.device | None = None,
     ) -> Tensor:
         """Returns the weights [N, K] in `dtype`, by default that of the layer.
 
-        `num_outputs`: the first of them only.
+        `num_outputs`: the first of them only. `device`: where they are dequantised, and stay; None
+        for the CPU.
         """
-        result = torch.empty(self.shape, dtype=dtype or self.dtype)
+        result = torch.empty(self.shape, dtype=dtype or self.dtype, device=device or "cpu")
         for rows, part in self.parts():
-            result[rows] = part.dequantized(result.dtype)
+            result[rows] = part.on(result.device).dequantized(result.dtype)
             if num_outputs is not None and rows.stop >= num_outputs:
                 return result[:num_outputs].clone()
         return result

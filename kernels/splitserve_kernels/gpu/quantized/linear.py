@@ -95,7 +95,8 @@ def quantized_linear(
 
     `x`: [M, K], the numbers of a row contiguous; bfloat16, float16 or float32. `bias`: [N] of any
     float dtype, contiguous. `tiles`: dequantises in registers with these sizes, however many rows
-    there are. Adds in float32 and rounds once. Raises ValueError if the rows have another number of inputs.
+    there are. Adds in float32 and rounds once. Raises ValueError if the rows have another number
+    of inputs.
     """
     num_rows, num_outputs = x.shape[0], weight.num_outputs
     if x.shape[1] != weight.num_inputs:

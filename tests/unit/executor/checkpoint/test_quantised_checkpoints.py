@@ -94,12 +94,13 @@ def write_quantised(
     declared: Mapping[str, Any],
     quantise: Callable[[Tensor], Layer],
     architecture: str = "llama",
+    **overrides: object,
 ) -> Any:  # noqa: ANN401
-    """Writes a checkpoint whose layers are quantised.
+    """Writes a checkpoint whose layers are quantised. `overrides`: of the configuration.
 
     Returns the model of `transformers` with the weights that it stands for, float32.
     """
-    make_tiny_model(architecture, folder, overrides=SIZES)
+    make_tiny_model(architecture, folder, overrides={**SIZES, **overrides})
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )

@@ -105,7 +105,7 @@ def test_native_decoder_logs_layers_whose_codes_kernels_do_not_take(
     )
     gate = loaded.model.get_submodule("model.layers.0.mlp.gate_proj")
     assert isinstance(gate, QuantizedLinear)
-    plain = gate.dense(torch.bfloat16)
+    plain = gate.dense(torch.bfloat16, torch.device("cpu"))
     loaded.model.set_submodule("model.layers.0.mlp.gate_proj", plain)
 
     with caplog.at_level(logging.WARNING):

@@ -15,15 +15,22 @@ from executor_service.backends import Compute, compute_on_gpu
 from executor_service.backends import choose as gpu
 from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.device import Uploads, copy_in_torch
-from executor_service.model import LoadedModel, torch_model, weights_bytes
+from executor_service.model import (
+    LoadedModel,
+    dequantize_linears,
+    quantized_linears,
+    torch_model,
+    weights_bytes,
+)
 from executor_service.sampling import SamplingRows, adjust_in_torch, draw_unseen_in_torch
 from tests.support.models.model_pair import served_logits
 from tests.support.models.tiny_models import make_tiny_model
+from tests.unit.executor.checkpoint.test_quantised_checkpoints import CASES, write_quantised
 
 pytest.importorskip("triton", reason="triton is not installed")
 
 from executor_service.backends import gpu_draw
-from executor_service.decoders import gpu_decoder
+from executor_service.decoders import GpuQuantizedLinear, gpu_decoder
 from splitserve_kernels.gpu import kv_write
 
 BLOCK_SIZE = 8
@@ -168,3 +175,80 @@ def test_compute_on_gpu_falls_back_to_torch_when_kernels_are_wrong(
         "kernel_refused kernel=block_copy",
         "kernel_refused kernel=adjusting",
     ]
+
+
+# -- Quantised checkpoints -------------------------------------------------------------------------
+
+
+class QuantisedLoads:
+    """Loads a quantised model whose weights stay in their files until they are packed."""
+
+    def __init__(self, directory: Path, device: torch.device, name: str, architecture: str) -> None:
+        write_quantised(directory, *CASES[name], architecture, num_hidden_layers=1)
+        self._config = ModelConfig(str(directory), str(device), "float32", keeps_packed=True)
+
+    def __call__(self) -> LoadedModel:
+        return load_model(self._config)
+
+    def logits(self) -> Tensor:
+        """Returns the logits of dequantised weights."""
+        loaded = self()
+        assert len(quantized_linears(loaded.model)) == 7
+        dequantize_linears(loaded.model)
+        return _logits(Compute(loaded, torch_model, "torch", BLOCK_SIZE))
+
+
+@pytest.mark.cases(2)
+@pytest.mark.usefixtures("_attention_passes_its_trial")
+@pytest.mark.parametrize("name", ["w4a16", "awq", "gptq_act_order", "float8_blocks", "mxfp4"])
+def test_compute_on_gpu_multiplies_with_packed_weights_when_they_are_quantised(
+    tmp_path: Path, device: torch.device, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    loads = QuantisedLoads(tmp_path, device, name, "llama")
+    compute = compute_on_gpu(loads, loads(), "triton", BLOCK_SIZE)
+    assert compute.description == "GPU decoder, triton attention"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    torch.testing.assert_close(_logits(compute), loads.logits(), atol=TOLERANCE, rtol=0)
+    dense = loads()
+    dequantize_linears(dense.model)
+    assert compute.loaded.weights_bytes < weights_bytes(dense.model)
+
+
+@pytest.mark.usefixtures("_attention_passes_its_trial")
+@pytest.mark.parametrize("is_right", [True, False], ids=["right", "wrong"])
+def test_compute_on_gpu_packs_the_layers_of_transformers_when_the_model_is_no_llama(
+    tmp_path: Path,
+    device: torch.device,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    is_right: bool,
+) -> None:
+    if not is_right:
+        forward = GpuQuantizedLinear.forward
+        monkeypatch.setattr(GpuQuantizedLinear, "forward", lambda *rest: 1.1 * forward(*rest))
+    loads = QuantisedLoads(tmp_path, device, "w4a16", "olmo2")
+    compute = compute_on_gpu(loads, loads(), "triton", BLOCK_SIZE)
+    assert compute.description == "triton attention"
+    packed = [m for m in compute.loaded.model.modules() if isinstance(m, GpuQuantizedLinear)]
+    assert len(packed) == (7 if is_right else 0)
+    assert ("packed_matrices_refused model=Olmo2ForCausalLM" in caplog.text) == (not is_right)
+    torch.testing.assert_close(_logits(compute), loads.logits(), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.usefixtures("_attention_passes_its_trial")
+def test_compute_on_gpu_dequantises_with_a_warning_when_a_kernel_is_wrong(
+    tmp_path: Path,
+    device: torch.device,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from splitserve_kernels.gpu.quantized import linear
+
+    right = linear.quantized_linear
+    monkeypatch.setattr(linear, "quantized_linear", lambda *rest: 1.1 * right(*rest))
+    loads = QuantisedLoads(tmp_path, device, "w4a16", "llama")
+    compute = compute_on_gpu(loads, loads(), "triton", BLOCK_SIZE)
+    assert compute.description == "GPU decoder, triton attention"
+    assert "packed_layers_refused device=" in caplog.text
+    assert "products of packed weights are off by" in caplog.text
+    torch.testing.assert_close(_logits(compute), loads.logits(), atol=TOLERANCE, rtol=0)
