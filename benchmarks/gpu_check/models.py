@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_check.sizes import ModelShape, Sizes
+from executor_service.checkpoint import round_linears
 from executor_service.model import LoadedModel, weights_bytes
 from executor_service.trials import try_model
 
@@ -26,6 +27,8 @@ def make_model(shape: ModelShape, sizes: Sizes) -> Any:  # noqa: ANN401
 def load_random(shape: ModelShape, sizes: Sizes) -> LoadedModel:
     """Such a model, switched to paged attention as loading does. Raises ModelUnsupported."""
     model = make_model(shape, sizes)
+    if shape.is_int4:
+        round_linears(model)
     text_config = model.config.get_text_config(decoder=True)
     max_model_len = int(text_config.max_position_embeddings)
     profile = try_model(model, text_config, max_model_len)

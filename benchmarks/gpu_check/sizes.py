@@ -16,11 +16,15 @@ Rows = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A random model. `config_class`: its name in transformers."""
+    """A random model. `config_class`: its name in transformers.
+
+    `is_int4`: matrices are rounded to 4 bits, that of the head to 8.
+    """
 
     name: str
     config_class: str
     options: Mapping[str, Any]
+    is_int4: bool = False
 
 
 # By identity: what was measured of one is kept for it.

@@ -6,6 +6,7 @@ A step begins before the last is over and is fed what that one samples, as ADR 8
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from benchmarks.gpu_check.aims import LLAMA_8B_DECODES, LLAMA_8B_PROMPTS, Aim, judged
@@ -42,6 +43,35 @@ def small_cases(sizes: Sizes) -> Iterator[Case]:
 def large_cases(sizes: Sizes) -> Iterator[Case]:
     """Of the large one."""
     return _cases(sizes.large_model, sizes)
+
+
+def packed_cases(sizes: Sizes) -> Iterator[Case]:
+    """Of the large one with matrices in 4 bits: fewer steps."""
+    plain = sizes.large_model
+    model = _Model(replace(plain, name=f"{plain.name} in 4 bits", is_int4=True), sizes)
+    embedding_bytes = plain.options["hidden_size"] * plain.options["vocab_size"] * 2
+    num_plain_bytes = model.work.weight_bytes + embedding_bytes
+    num_bytes = model.compute.loaded.weights_bytes
+    model.work = replace(model.work, weight_bytes=num_bytes - embedding_bytes)
+    yield Case("what runs it", 1, partial(_describe, model))
+    yield Case("its bytes", 1, partial(_share_of_bytes, num_bytes, num_plain_bytes, sizes))
+    most_rows = max(sizes.batches) + 1
+    widest: Rows = ((sizes.model_context + 200, 1),) * most_rows
+    num_blocks = num_blocks_of(widest, model.compute.block_size)
+    is_recorded = model.compute.is_recordable
+    with runner_of(model.compute, num_blocks, most_rows, sizes, is_recorded=is_recorded) as runner:
+        for batch in sizes.batches:
+            name = f"{batch} rows, greedy"
+            yield Case(name, 6, partial(_decodes, model, runner, name, batch, "greedy", None))
+        name, rows = "a prompt a step", ((0, sizes.num_prompt_tokens),)
+        yield Case(name, 6, partial(_prompts, model, runner, name, rows, None))
+
+
+def _share_of_bytes(num_bytes: int, num_plain_bytes: int, sizes: Sizes) -> Iterator[Measurement]:
+    share = num_bytes / num_plain_bytes
+    note = f"{num_bytes / 2**30:.2f} GiB"
+    is_met = None if sizes.is_smoke else share < 0.6
+    yield Measurement("bytes of plain weights", share, "times", is_met=is_met, note=note)
 
 
 class _Model:

@@ -31,17 +31,21 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """Of a model of the Llama kind. Weights: of its layers, and of its head, which rows share."""
+    """Of a model of the Llama kind. Weights: of its layers, and of its head, which rows share.
+
+    `itemsize`: bytes of keys and values. `weight_bytes`: bytes that all these weights take.
+    """
 
     layer: Layer
     num_layers: int
     num_body_weights: int
     num_head_weights: int
     itemsize: int
+    weight_bytes: int
 
     @classmethod
     def of(cls, shape: ModelShape, itemsize: int) -> ModelWork:
-        """By the shape alone."""
+        """By the shape alone, with plain weights."""
         options = shape.options
         hidden, heads = options["hidden_size"], options["num_attention_heads"]
         kv_heads, num_layers = options["num_key_value_heads"], options["num_hidden_layers"]
@@ -49,7 +53,8 @@ class ModelWork:
         attention = 2 * hidden * head_dim * (heads + kv_heads)
         body = num_layers * (attention + 3 * hidden * options["intermediate_size"])
         layer = Layer(heads, kv_heads, head_dim, head_dim)
-        return cls(layer, num_layers, body, hidden * options["vocab_size"], itemsize)
+        head = hidden * options["vocab_size"]
+        return cls(layer, num_layers, body, head, itemsize, (body + head) * itemsize)
 
     @property
     def token_bytes(self) -> int:
@@ -61,11 +66,10 @@ class ModelWork:
     def floor(self, rows: Rows, rates: Rates) -> Floor:
         """Of a step in which each row gets logits of its last token."""
         num_tokens = sum(new for _, new in rows)
-        weights = self.num_body_weights + self.num_head_weights
         cached = sum(computed + new for computed, new in rows) * self.token_bytes
         products = 2 * (num_tokens * self.num_body_weights + len(rows) * self.num_head_weights)
         attention = self.num_layers * self.layer.num_operations(rows)
         return Floor(
-            (weights * self.itemsize + cached) / rates.bandwidth,
+            (self.weight_bytes + cached) / rates.bandwidth,
             (products + attention) / rates.flops,
         )

@@ -10,6 +10,7 @@ from executor_service.checkpoint.model_loader import (
     read_kv_scales,
     read_model,
 )
+from executor_service.checkpoint.quantised_layers import round_linears
 from executor_service.checkpoint.tokenizer_files import (
     ModelTokenizer,
     read_tokenizer,
@@ -31,5 +32,6 @@ __all__ = [
     "read_model",
     "read_tokenizer",
     "resolve_checkpoint",
+    "round_linears",
     "with_tokenizer_eos",
 ]

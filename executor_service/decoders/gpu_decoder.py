@@ -134,7 +134,8 @@ class GpuDecoder:
             tensors += linear.parameters()
             if isinstance(linear, GpuQuantizedLinear):
                 num_packed += linear.num_bytes
-        return num_packed + sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+        plain: dict[int, int] = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
+        return num_packed + sum(plain.values())
 
     def run(
         self, input_ids: Tensor, positions: Tensor, paged: PagedBatch, index: Tensor, cache: KVCache
