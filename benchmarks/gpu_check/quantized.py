@@ -29,14 +29,14 @@ _FLOAT8 = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """Codes of `num_bits`; `group_size` 0: a scale of each output. `rounds_rows`: to 8 bits."""
+    """Codes of `num_bits`; `group_size` 0: a scale of each output. `has_float8_inputs`: rows."""
 
     num_bits: int
     group_size: int
     values: Tensor | None = None
     has_zero_points: bool = False
     has_offsets: bool = False
-    rounds_rows: bool = False
+    has_float8_inputs: bool = False
 
     def weight(self, num_outputs: int, num_inputs: int) -> PackedWeight:
         """Random, all numbers finite."""
@@ -54,6 +54,7 @@ class _Format:
             dtype=torch.bfloat16,
             zero_points=zero_points if self.has_zero_points else None,
             offsets=GroupValues(scales) if self.has_offsets else None,
+            has_float8_inputs=self.has_float8_inputs,
         )
 
 
@@ -65,7 +66,7 @@ _FORMATS = {
     "NVFP4": _Format(4, 16, _E2M1),
     "8 bits": _Format(8, 0, torch.arange(256) - 128.0),
     "float8 of 128": _Format(8, 128, _FLOAT8),
-    "float8, rounded rows": _Format(8, 0, _FLOAT8, rounds_rows=True),
+    "float8, rounded rows": _Format(8, 0, _FLOAT8, has_float8_inputs=True),
 }
 
 
@@ -79,7 +80,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
 def _measure(name: str, each: _Format, sizes: Sizes) -> Iterator[Measurement]:
     shape = (_NUM_OUTPUTS // sizes.divisor, max(128, _NUM_INPUTS // sizes.divisor))
     weight = each.weight(*shape)
-    linears = GpuLinears(sizes.device, torch.bfloat16, rounds_rows=each.rounds_rows)
+    linears = GpuLinears(sizes.device, torch.bfloat16)
     layers = [linears.layer([weight]) for _ in range(1 if sizes.is_smoke else _NUM_COPIES)]
     is_packed = isinstance(layers[0], GpuQuantizedLinear)
     yield Measurement(f"{name}: trial", "passed" if is_packed else "refused", is_met=is_packed)

@@ -24,11 +24,12 @@ from executor_service.model import (
     QuantizedLinear,
     plain_linear,
     probe_attention,
+    rounded_to_float8,
     weights_bytes,
 )
 from executor_service.trials import Trial, try_replacement
 from splitserve_kernels.decoder_inputs import LinearWeights
-from splitserve_kernels.gpu.launch import FLOAT8_MAX, why_unavailable
+from splitserve_kernels.gpu.launch import why_unavailable
 from splitserve_kernels.packed_weight import PackedWeight
 
 # A product of decodes, and one of a prompt.
@@ -94,16 +95,13 @@ GpuLinear = GpuQuantizedLinear | nn.Linear
 class GpuLinears:
     """Maker of linear layers on `device`, for rows of `dtype`.
 
-    `rounds_rows`: weights of 8-bit floats without groups are multiplied with rows that are rounded
-    to 8 bits, too, where the device multiplies these.
+    Rows are rounded to 8 bits where the checkpoint was made for that, weights are 8-bit floats
+    without groups and the device multiplies these.
     """
 
-    def __init__(
-        self, device: torch.device, dtype: torch.dtype, *, rounds_rows: bool = False
-    ) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
         self._dtype = dtype
-        self._rounds_rows = rounds_rows
         # Reasons against the kinds of weights that were tried; None for those that passed.
         self._tried: dict[Hashable, str | None] = {}
         self._warned: set[str] = set()
@@ -159,7 +157,7 @@ class GpuLinears:
         reason = why_unavailable()
         if reason is not None:
             raise ValueError(reason)
-        if self._rounds_rows and self._dtype == torch.bfloat16:
+        if weight.has_float8_inputs and self._dtype == torch.bfloat16:
             part = self._of_float8(weight)
             if part is not None:
                 return part
@@ -185,7 +183,7 @@ class GpuLinears:
             packed = ScaledMmWeight.pack(weight, self._device)
         except NotPackable:
             return None
-        return _Part(packed, scaled_mm_linear, len(packed.codes), _SCALED_MM)
+        return _Part(packed, scaled_mm_linear, packed.num_outputs, _SCALED_MM)
 
     def _why_not(self, part: _Part, weight: PackedWeight) -> str | None:
         """Returns why the kernel must not multiply with weights of its kind; None if it may."""
@@ -213,7 +211,10 @@ class GpuLinears:
 
         generator = torch.Generator().manual_seed(0)
         Trial(
-            reference=lambda rows: (_rounded(rows) if is_rounded else rows.double()) @ dense.T,
+            reference=lambda rows: (
+                (rounded_to_float8(rows.float()).double() if is_rounded else rows.double())
+                @ dense.T
+            ),
             candidate=lambda rows: part.multiply(rows, part.weight, None),
             cases=(
                 torch.randn(count, weight.shape[1], generator=generator).to(
@@ -229,20 +230,21 @@ class GpuLinears:
 
 def _joined(parts: Sequence[_Part]) -> Sequence[_Part]:
     """Returns one part for a single kernel launch if the weights allow it, else `parts`."""
-    if len(parts) == 1 or any(part.kind == _SCALED_MM for part in parts):
+    if len(parts) == 1:
         return parts
-    from splitserve_kernels.gpu.quantized.gpu_weight import joined
+    are_scaled_mm = {part.kind == _SCALED_MM for part in parts}
+    if len(are_scaled_mm) > 1:
+        return parts
+    from splitserve_kernels.gpu.quantized import gpu_weight, scaled_mm
 
-    weight = joined([part.weight for part in parts])
+    weights = [part.weight for part in parts]
+    if are_scaled_mm.pop():
+        weight: Any = scaled_mm.joined(weights)
+    else:
+        weight = gpu_weight.joined(weights)
     if weight is None:
         return parts
     return [_Part(weight, parts[0].multiply, weight.num_outputs, parts[0].kind)]
-
-
-def _rounded(rows: Tensor) -> Tensor:
-    """Rounds each of `rows` to 8-bit floats with a scale of its own; returns float64."""
-    scales = rows.float().abs().amax(dim=1, keepdim=True) / FLOAT8_MAX
-    return (rows.float() / scales).to(torch.float8_e4m3fn).double() * scales.double()
 
 
 def pack_linears_on_gpu(loaded: LoadedModel) -> LoadedModel:

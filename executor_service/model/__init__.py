@@ -38,6 +38,7 @@ from executor_service.model.quantized_linear import (
     plain_linear,
     quantized_linears,
     rounded_inputs,
+    rounded_to_float8,
 )
 from executor_service.model.rope_scaling import fix_rope
 from executor_service.model.transformers_attention import (
@@ -88,6 +89,7 @@ __all__ = [
     "quantized_linears",
     "register_attention",
     "rounded_inputs",
+    "rounded_to_float8",
     "run_in_steps",
     "send_rows",
     "show_progress",

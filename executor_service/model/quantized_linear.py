@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from splitserve_kernels.packed_weight import StoredWeight
+from splitserve_kernels.gpu.launch import FLOAT8_MAX
+from splitserve_kernels.packed_weight import PackedWeight, StoredWeight
 
 # Inputs that native kernels round with one scale, and the largest integer.
 _GROUP_SIZE, _NUM_STEPS = 32, 127
@@ -43,11 +44,11 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Multiplies `rows` [..., K]. Returns [..., N]."""
-        inputs = (
-            _rounded(rows) if self.rounds_rows and self.in_features % _GROUP_SIZE == 0 else rows
-        )
         parts = [
-            functional.linear(inputs, part.on(rows.device).dequantized(rows.dtype))
+            functional.linear(
+                _rounded(rows, part) if self.rounds_rows else rows,
+                part.on(rows.device).dequantized(rows.dtype),
+            )
             for _, part in self.stored.parts()
         ]
         output = torch.cat(parts, dim=-1)
@@ -75,13 +76,25 @@ def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return plain
 
 
-def _rounded(rows: Tensor) -> Tensor:
-    """Rounds each group of inputs as native kernels do."""
+def _rounded(rows: Tensor, weight: PackedWeight) -> Tensor:
+    """Rounds `rows` as the kernels of their device do for `weight`."""
+    if rows.device.type != "cpu":
+        return rounded_to_float8(rows) if weight.has_float8_inputs else rows
+    if rows.shape[-1] % _GROUP_SIZE:
+        return rows
     groups = rows.float().reshape(*rows.shape[:-1], -1, _GROUP_SIZE)
     largest = groups.abs().amax(dim=-1, keepdim=True)
     factors = torch.where(largest > 0, _NUM_STEPS / largest, 0.0)
     rounded: Tensor = torch.round(groups * factors) * (largest / _NUM_STEPS)
     return rounded.flatten(-2).to(rows.dtype)
+
+
+def rounded_to_float8(rows: Tensor) -> Tensor:
+    """Rounds each of `rows` to 8-bit floats, with a scale of its own."""
+    numbers = rows.float()
+    largest = numbers.abs().amax(dim=-1, keepdim=True)
+    scales = torch.where(largest > 0, largest / FLOAT8_MAX, 1.0)
+    return ((numbers / scales).to(torch.float8_e4m3fn).float() * scales).to(rows.dtype)
 
 
 def quantized_linears(model: nn.Module) -> list[QuantizedLinear]:
@@ -90,9 +103,9 @@ def quantized_linears(model: nn.Module) -> list[QuantizedLinear]:
 
 
 @contextmanager
-def rounded_inputs(model: Any) -> Iterator[None]:  # noqa: ANN401
-    """Inside, quantised layers on a CPU round what they multiply, as native kernels do."""
-    layers = quantized_linears(model) if model.device.type == "cpu" else []
+def rounded_inputs(model: nn.Module) -> Iterator[None]:
+    """Inside, quantised layers round what they multiply, as kernels do."""
+    layers = quantized_linears(model)
     for layer in layers:
         layer.rounds_rows = True
     try:

@@ -1,7 +1,8 @@
 """Layers in the formats of compressed-tensors (Neural Magic, vLLM's llm-compressor).
 
 Source: https://github.com/vllm-project/compressed-tensors. Activation schemes are not applied:
-weights are exact, and activations stay in the dtype of the layer.
+weights are exact. Activations stay in the dtype of the layer, except that GPUs round them to 8-bit
+floats where that is declared, with a scale of each row, not with that of the checkpoint.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
 
 @dataclass(frozen=True, slots=True)
 class WeightScheme:
-    """Quantisation scheme of a group of layers; fields as in the configuration."""
+    """Quantisation scheme of a group of layers; fields as in the configuration.
+
+    `has_float8_inputs`: whether activations are declared as 8-bit floats.
+    """
 
     format: str
     targets: tuple[str, ...]
@@ -63,6 +67,7 @@ class WeightScheme:
     symmetric: bool
     group_size: int
     block: tuple[int, int]
+    has_float8_inputs: bool
 
     def is_of(self, module: str) -> bool:
         """Returns whether the scheme is that of the module with this name."""
@@ -173,7 +178,12 @@ def _scheme(name: str, group: Any, common_format: str) -> WeightScheme:  # noqa:
         symmetric=bool(weights.get("symmetric", True)),
         group_size=int(group_size or 0),
         block=(int(block[0]), int(block[1])) if block else (1, 0),
+        has_float8_inputs=_are_float8(group.get("input_activations")),
     )
+
+
+def _are_float8(inputs: object) -> bool:
+    return isinstance(inputs, dict) and (inputs.get("type"), inputs.get("num_bits")) == ("float", 8)
 
 
 def _block(scheme: WeightScheme) -> tuple[int, int]:
@@ -328,4 +338,7 @@ def _pack_bytes(
         rows_per_group=rows,
         zero_points=zero_points,
         dtype=dtype,
+        has_float8_inputs=(
+            scheme.has_float8_inputs and not is_int and group_size >= codes.shape[1]
+        ),
     )

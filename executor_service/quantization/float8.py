@@ -29,7 +29,8 @@ _PARTS = re.compile(
 class Float8:
     """The formats with `quant_method` fp8 (DeepSeek, Qwen) and fbgemm_fp8.
 
-    Activations stay in the dtype of the layer: their scales are not applied.
+    Activations stay in the dtype of the layer, except that GPUs round them to 8-bit floats beside
+    weights without blocks, with a scale of each row: scales of the checkpoint are not applied.
     """
 
     name = "fp8"
@@ -74,4 +75,5 @@ class Float8:
             group_size=group_size,
             rows_per_group=rows,
             dtype=dtype,
+            has_float8_inputs=group_size >= codes.shape[1],
         )

@@ -98,6 +98,7 @@ class PackedWeight:
     offset is their product with the scale. `offsets`: offsets per group. At most one of
     `zero_points` and `offsets` is set. `input_order`: [K] int64, the input that each column of the
     codes belongs to; None if they are in order. `dtype`: in which the layer computes.
+    `has_float8_inputs`: the checkpoint was made for inputs that are rounded to float8_e4m3fn.
     """
 
     planes: tuple[CodePlane, ...]
@@ -109,6 +110,7 @@ class PackedWeight:
     zero_points: Tensor | None = None
     offsets: GroupValues | None = None
     input_order: Tensor | None = None
+    has_float8_inputs: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:

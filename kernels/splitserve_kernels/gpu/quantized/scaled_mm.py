@@ -13,6 +13,7 @@ Shape letters: M rows, N outputs, K inputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,11 @@ class ScaledMmWeight:
     scales: Tensor
 
     @property
+    def num_outputs(self) -> int:
+        """Outputs N."""
+        return len(self.codes)
+
+    @property
     def num_bytes(self) -> int:
         """Total bytes of codes and scales."""
         return self.codes.nbytes + self.scales.nbytes
@@ -83,6 +89,16 @@ class ScaledMmWeight:
             codes=plane.bits.to(device).contiguous().view(torch.float8_e4m3fn),
             scales=scales[None, :].to(device).contiguous(),
         )
+
+
+def joined(weights: Sequence[ScaledMmWeight]) -> ScaledMmWeight:
+    """Returns weights with the same inputs as one, outputs one after the other."""
+    return ScaledMmWeight(
+        codes=torch.cat([each.codes.view(torch.uint8) for each in weights]).view(
+            torch.float8_e4m3fn
+        ),
+        scales=torch.cat([each.scales for each in weights], dim=1),
+    )
 
 
 def scaled_mm_linear(x: Tensor, weight: ScaledMmWeight, bias: Tensor | None = None) -> Tensor:

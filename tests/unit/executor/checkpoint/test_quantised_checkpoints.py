@@ -62,6 +62,14 @@ def compressed_case(
     )
 
 
+def float8_inputs_case() -> tuple[dict[str, Any], Callable[[Tensor], Layer]]:
+    settings = {"num_bits": 8, "type": "float", "strategy": "channel"}
+    declared, quantise = compressed_case("float-quantized", settings)
+    inputs = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    declared["config_groups"]["group_0"]["input_activations"] = inputs
+    return declared, quantise
+
+
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP_SIZE}
 CASES: dict[str, tuple[dict[str, Any], Callable[[Tensor], Layer]]] = {
@@ -71,6 +79,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Tensor], Layer]]] = {
     "float8": compressed_case(
         "float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}
     ),
+    "float8_inputs": float8_inputs_case(),
     "mxfp4": compressed_case("mxfp4-pack-quantized", {**GROUPED, "type": "float"}),
     "float8_blocks": (FP8, float8_layer),
     "gptq": ({**GPTQ, "desc_act": False}, lambda w: gptq_layer(w, 4, in_order(w))),

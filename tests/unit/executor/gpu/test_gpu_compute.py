@@ -183,9 +183,16 @@ def test_compute_on_gpu_falls_back_to_torch_when_kernels_are_wrong(
 class QuantisedLoads:
     """Loads a quantised model whose weights stay in their files until they are packed."""
 
-    def __init__(self, directory: Path, device: torch.device, name: str, architecture: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        device: torch.device,
+        name: str,
+        architecture: str,
+        dtype: str = "float32",
+    ) -> None:
         write_quantised(directory, *CASES[name], architecture, num_hidden_layers=1)
-        self._config = ModelConfig(str(directory), str(device), "float32", keeps_packed=True)
+        self._config = ModelConfig(str(directory), str(device), dtype, keeps_packed=True)
 
     def __call__(self) -> LoadedModel:
         return load_model(self._config)
@@ -252,3 +259,16 @@ def test_compute_on_gpu_dequantises_with_a_warning_when_a_kernel_is_wrong(
     assert "packed_layers_refused device=" in caplog.text
     assert "products of packed weights are off by" in caplog.text
     torch.testing.assert_close(_logits(compute), loads.logits(), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.usefixtures("_attention_passes_its_trial")
+def test_compute_on_gpu_multiplies_8_bit_floats_when_the_checkpoint_has_such_inputs(
+    tmp_path: Path, device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    loads = QuantisedLoads(tmp_path, device, "float8_inputs", "llama", "bfloat16")
+    compute = compute_on_gpu(loads, loads(), "triton", BLOCK_SIZE)
+    assert compute.description == "GPU decoder, triton attention"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    exact, rounded = loads.logits(), _logits(compute)
+    error = float((rounded - exact).norm() / exact.norm())
+    assert 0.005 < error < 0.1

@@ -115,9 +115,9 @@ def test_layer_has_the_outputs_of_all_weights_when_there_are_several(
     torch.testing.assert_close(product.cpu().float(), expected, rtol=2**-7, atol=0.5)
 
 
-@pytest.mark.parametrize("rounds_rows", [False, True])
-def test_layer_rounds_rows_when_weights_are_float8_and_it_is_allowed(
-    rounds_rows: bool, device: torch.device, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("has_float8_inputs", [False, True])
+def test_layer_rounds_rows_when_the_checkpoint_was_made_for_float8_inputs(
+    has_float8_inputs: bool, device: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(100, (64, 128), dtype=torch.uint8, generator=generator)
@@ -127,8 +127,9 @@ def test_layer_rounds_rows_when_weights_are_float8_and_it_is_allowed(
         values=FLOAT8,
         scales=GroupValues(torch.rand(64, 1, generator=generator)),
         group_size=128,
+        has_float8_inputs=has_float8_inputs,
     )
-    layer = GpuLinears(device, torch.bfloat16, rounds_rows=rounds_rows).layer([weight])
+    layer = GpuLinears(device, torch.bfloat16).layer([weight])
     assert isinstance(layer, GpuQuantizedLinear)
     assert caplog.records == []
     rows, scale = _rows(device), 448 / 5
@@ -137,4 +138,6 @@ def test_layer_rounds_rows_when_weights_are_float8_and_it_is_allowed(
     error = float((layer(rows).cpu().float() - exact).norm() / exact.norm())
     typical = float((_expected(weight, rounded, torch.zeros(64)) - exact).norm() / exact.norm())
     assert error < 2 * typical
-    assert (error > typical / 4) == rounds_rows
+    assert (error > typical / 4) == has_float8_inputs
+    two = GpuLinears(device, torch.bfloat16).layer([weight, weight])
+    assert torch.equal(two(rows), torch.cat([layer(rows)] * 2, dim=-1))
