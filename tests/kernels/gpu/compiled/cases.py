@@ -227,9 +227,10 @@ def _quantized(codes: Codes, *num_rows: int, dtype: torch.dtype = _BFLOAT16) -> 
         packed = GpuPackedWeight.pack(codes.weight(), torch.device("cpu"))
         for number in num_rows:
             rows = torch.zeros(number, 4096, dtype=dtype)
-            tiles = linear_tiles(packed, number, dtype, rows.device)
+            tiles = None
             if number <= MAX_NUM_FEW_ROWS:
                 # As on a GPU, which runs many programs at a time.
+                tiles = linear_tiles(packed, number, dtype, rows.device)
                 tiles = replace(tiles, num_shares=4, chunks_of_share=4)
             quantized_linear(rows, packed, tiles=tiles)
 
@@ -254,8 +255,8 @@ def _sinks() -> None:
 
 # Rows of a decode, the most that are few, and a prompt.
 _EVERY_NUMBER = (3, MAX_NUM_FEW_ROWS, 600)
-# Codes and rows of the next tile, at least.
-_STREAMED = {"_linear_kernel": Bounds(registers=255, loads_ahead=2)}
+# Codes or rows of the next tile, at least.
+_STREAMED = {"_linear_kernel": Bounds(registers=255, loads_ahead=1)}
 
 
 CASES: dict[str, Case] = {
