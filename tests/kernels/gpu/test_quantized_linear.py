@@ -161,8 +161,8 @@ def test_quantized_linear_says_what_a_product_in_float32_says(
     product = quantized_linear(x, GpuPackedWeight.pack(weight, device), bias)
     expected = _product(x, weight) + bias.cpu()
     squares = x.cpu().double().square() @ weight.dequantized(FLOAT32).double().square().T
-    # Five standard deviations of weights that are rounded to 8 bits, partial sums that cuBLAS rounds,
-    # and the rounded result.
+    # Five standard deviations of weights that are rounded to 8 bits, partial sums that cuBLAS
+    # rounds, and the rounded result.
     allowed = (5 / 3**0.5 + 1) * 2**-8 * squares.sqrt() + 2**-8 * expected.abs()
     assert product.dtype == torch.bfloat16
     assert bool(((product.cpu() - expected).abs() <= allowed).all())

@@ -255,8 +255,6 @@ def _sinks() -> None:
 
 # Rows of a decode, the most that are few, and a prompt.
 _EVERY_NUMBER = (3, MAX_NUM_FEW_ROWS, 600)
-# Codes or rows of the next tile, at least.
-_STREAMED = {"_linear_kernel": Bounds(registers=255, loads_ahead=1)}
 
 
 CASES: dict[str, Case] = {
@@ -285,20 +283,18 @@ CASES: dict[str, Case] = {
     "few tokens of heads of 512": Case(_few_tokens(WIDEST)),
     "few tokens of latent heads": Case(_few_tokens(LATENT), capabilities=_DATA_CENTER),
     "4 bits with zero points": Case(
-        _quantized(Codes(4, 128, has_zero_points=True), *_EVERY_NUMBER), bounds=_STREAMED
+        _quantized(Codes(4, 128, has_zero_points=True), *_EVERY_NUMBER)
     ),
-    "4 bits with offsets": Case(
-        _quantized(Codes(4, 32, has_offsets=True), *_EVERY_NUMBER), bounds=_STREAMED
-    ),
+    "4 bits with offsets": Case(_quantized(Codes(4, 32, has_offsets=True), *_EVERY_NUMBER)),
     "4 bits in float32": Case(_quantized(Codes(4, 128), 3, 600, dtype=_FLOAT32)),
     "4 bits of a table": Case(
         _quantized(Codes(4, 64, torch.linspace(0, 1, 16).sin()), 3, 600),
         bounds={"_linear_kernel": Bounds(spilled_bytes=32)},
     ),
-    "MXFP4": Case(_quantized(Codes(4, 32, _E2M1), 3, 600), bounds=_STREAMED),
-    "NVFP4": Case(_quantized(Codes(4, 16, _E2M1), 3, 600), bounds=_STREAMED),
-    "8 bits": Case(_quantized(Codes(8, 0, torch.arange(256) - 128.0), 3, 600), bounds=_STREAMED),
-    "float8 in blocks": Case(_quantized(Codes(8, 128, _FLOAT8_NUMBERS), 3, 600), bounds=_STREAMED),
+    "MXFP4": Case(_quantized(Codes(4, 32, _E2M1), 3, 600)),
+    "NVFP4": Case(_quantized(Codes(4, 16, _E2M1), 3, 600)),
+    "8 bits": Case(_quantized(Codes(8, 0, torch.arange(256) - 128.0), 3, 600)),
+    "float8 in blocks": Case(_quantized(Codes(8, 128, _FLOAT8_NUMBERS), 3, 600)),
     "rounds rows": Case(_rounds_rows, capabilities=_SINCE_ADA),
     "rows in sight": Case(_rows),
     "sinks": Case(_sinks),
