@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from executor_service.errors import TrialFailed, one_line
 from executor_service.trials import Trial
 from splitserve_kernels.gpu.launch import FLOAT8_MAX, why_unavailable
-from splitserve_kernels.packed_weight import GroupValues, PackedWeight
+from splitserve_kernels.packed_weight import GroupValues, NotPackable, PackedWeight
 
 # A product of decodes, and one of a prompt.
 _NUM_TRIAL_ROWS = (3, 80)
@@ -146,7 +146,6 @@ class GpuLinears:
 
     def _of_float8(self, weight: PackedWeight) -> _Part | None:
         """Returns weights for a kernel that rounds rows; None if they are not for it."""
-        from splitserve_kernels.gpu.quantized.gpu_weight import NotPackable
         from splitserve_kernels.gpu.quantized.scaled_mm import (
             ScaledMmWeight,
             scaled_mm_linear,
