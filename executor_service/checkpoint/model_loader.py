@@ -39,6 +39,7 @@ from executor_service.checkpoint.quantised_layers import (
     quantised_weights,
     round_linears,
     set_quantised,
+    warn_dequantised,
 )
 from executor_service.checkpoint.tokenizer_files import read_tokenizer, with_tokenizer_eos
 from executor_service.device import (
@@ -258,13 +259,14 @@ def _from_pretrained(
     make_generation_config: Any = GenerationConfig
     directory: Path | None = checkpoint.directory
     weights: dict[str, LazyTensor] | None = None
+    not_packed: dict[str, str] = {}
     if checkpoint.weight_format is not None or checkpoint.gguf is not None:
         if not isinstance(dtype, torch.dtype):
             dtype = _declared_dtype(config)
         weights = quantised_weights(checkpoint, dtype)
         directory, auto_class = None, _model_class(auto_class, config, checkpoint.architectures)
         if stored is not None:
-            keep_packed(auto_class, config, weights, stored)
+            not_packed = keep_packed(auto_class, config, weights, stored)
     model, info = auto_class.from_pretrained(
         directory,
         config=config,
@@ -282,7 +284,8 @@ def _from_pretrained(
         # Mismatches are named in an error below.
         ignore_mismatched_sizes=True,
     )
-    num_dequantised = sum(tensor.is_quantised for tensor in (weights or {}).values())
+    read = [tensor for tensor in (weights or {}).values() if tensor.was_read]
+    num_dequantised = sum(tensor.is_quantised for tensor in read)
     if num_dequantised:
         _log.info(
             "weights_dequantised format=%s num_tensors=%d dtype=%s file_size=%r size=%r",
@@ -292,6 +295,7 @@ def _from_pretrained(
             format_bytes(sum(path.stat().st_size for path in checkpoint.weight_files)),
             format_bytes(weights_bytes(model)),
         )
+    warn_dequantised(weights or {}, not_packed, model)
     return model, info
 
 

@@ -40,10 +40,11 @@ def keep_packed(
     config: Any,  # noqa: ANN401
     weights: dict[str, LazyTensor],
     stored: dict[str, StoredWeight],
-) -> None:
+) -> dict[str, str]:
     """Moves the quantised weights of linear layers from `weights` to `stored`.
 
-    Placeholders of one number, expanded to the shape, remain.
+    Placeholders of one number, expanded to the shape, remain. Returns why other quantised weights
+    are not moved, by name, except for embeddings, which no kernel multiplies with.
     """
     with torch.device("meta"):
         skeleton = model_class(copy.deepcopy(config))
@@ -63,6 +64,41 @@ def keep_packed(
         stored[name] = packed
         if source == name:
             weights[f"{name}.weight"] = _placeholder(packed)
+    types = {name: type(module) for module, name in names.items()}
+    reasons = {
+        name: _why_not_packed(types.get(name.rpartition(".")[0]))
+        for name, weight in weights.items()
+        if weight.is_quantised
+    }
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _why_not_packed(module_type: type | None) -> str | None:
+    """Returns why the weights of a module are dequantised; None if they never are packed."""
+    if module_type is None:
+        return "transformers renames, merges or converts them"
+    if module_type is nn.Linear or issubclass(module_type, nn.Embedding):
+        return None
+    return f"{module_type.__name__} is no nn.Linear"
+
+
+def warn_dequantised(
+    weights: Mapping[str, LazyTensor],
+    not_packed: Mapping[str, str],
+    model: Any,  # noqa: ANN401
+) -> None:
+    """Logs at WARNING the loaded weights of `not_packed`, which has reasons by name."""
+    names = sorted(name for name in not_packed if weights[name].was_read)
+    if not names:
+        return
+    _log.warning(
+        "quantised_layers_dequantised model=%s first=%s num_layers=%d reason=%r price=%r",
+        type(model).__name__,
+        names[0],
+        len(names),
+        "; ".join(dict.fromkeys(not_packed[name] for name in names)),
+        f"they take the memory and time of {str(model.dtype).removeprefix('torch.')}",
+    )
 
 
 def _placeholder(weight: StoredWeight) -> LazyTensor:
