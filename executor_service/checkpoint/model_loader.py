@@ -34,7 +34,7 @@ from executor_service.checkpoint.model_kind import (
     wrapper_class,
 )
 from executor_service.checkpoint.quantised_layers import (
-    check_int4,
+    check_rounding,
     keep_packed,
     quantised_weights,
     round_linears,
@@ -64,7 +64,7 @@ from executor_service.model import (
     show_progress,
     weights_bytes,
 )
-from executor_service.quantization import LazyTensor
+from executor_service.quantization import ROUNDINGS, LazyTensor
 from executor_service.trials import try_model
 from splitserve_kernels.packed_weight import StoredWeight
 from splitserve_kernels.paged_batch import KVScales
@@ -86,8 +86,8 @@ class ModelConfig:
     except that a CPU computes float16 in a faster dtype. `kv_cache_dtype`: "fp8", on GPUs only, or
     "auto" for that of the model. `max_model_len`: in tokens; None for all positions of the model.
     `name`: shown to clients; None for that of the directory. `keeps_packed`: quantised weights of
-    linear layers stay in their files until they are packed (`QuantizedLinear`). `is_int4`: linear
-    layers of a plain checkpoint are rounded to 4 bits, its head to 8, on CPUs only.
+    linear layers stay in their files until they are packed (`QuantizedLinear`). `rounding`: of the
+    linear layers of a plain checkpoint, a name of `ROUNDINGS`, on CPUs only.
     """
 
     model: str
@@ -97,7 +97,7 @@ class ModelConfig:
     max_model_len: int | None = None
     name: str | None = None
     keeps_packed: bool = False
-    is_int4: bool = False
+    rounding: str | None = None
 
 
 def load_model(model_config: ModelConfig) -> LoadedModel:
@@ -108,8 +108,8 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     """
     _check_kv_cache_dtype(model_config)
     checkpoint = resolve_checkpoint(model_config.model)
-    if model_config.is_int4:
-        check_int4(checkpoint, model_config.device)
+    if model_config.rounding is not None:
+        check_rounding(model_config.rounding, checkpoint, model_config.device)
     _silence_transformers()
     config = _read_config(checkpoint)
     check_kind(config, checkpoint.architectures)
@@ -221,8 +221,8 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
             model, info = _from_pretrained(auto_class, checkpoint, config, dtype)
         check_weight_names(checkpoint.path, model, info)
         set_quantised(model, stored or {})
-        if model_config.is_int4:
-            round_linears(model)
+        if model_config.rounding is not None:
+            round_linears(model, ROUNDINGS[model_config.rounding])
         for parameter in show_progress(list(model.parameters()), "weights"):
             parameter.data = parameter.data.to(model_config.device)
         model = model.to(model_config.device).eval()

@@ -16,11 +16,11 @@ from executor_service.errors import ModelUnsupported
 from executor_service.model import QuantizedLinear, show_progress
 from executor_service.quantization import (
     GROUP_SIZE,
+    ROUNDINGS,
     LazyTensor,
+    Rounding,
     gguf_weights,
     lazy_weights,
-    round_to_4_bits,
-    round_to_8_bits,
 )
 from splitserve_kernels.packed_weight import StoredWeight
 
@@ -112,18 +112,20 @@ def set_quantised(model: Any, stored: Mapping[str, StoredWeight]) -> None:  # no
         model.set_submodule(name, QuantizedLinear(weight, module.bias))
 
 
-def check_int4(checkpoint: Checkpoint, device: str) -> None:
-    """Raises ModelUnsupported if the weights cannot be rounded to 4 bits when they are loaded."""
+def check_rounding(name: str, checkpoint: Checkpoint, device: str) -> None:
+    """Raises ModelUnsupported if the weights cannot be rounded to `name` when they are loaded."""
+    if name not in ROUNDINGS:
+        raise ModelUnsupported(f"quantization {name}: allowed: {', '.join(ROUNDINGS)}")
     if torch.device(device).type != "cpu":
-        raise ModelUnsupported(f"quantization int4: not for {device}; allowed: CPUs")
+        raise ModelUnsupported(f"quantization {name}: not for {device}; allowed: CPUs")
     if checkpoint.weight_format is not None or checkpoint.gguf is not None:
         raise ModelUnsupported(
-            f"quantization int4: {checkpoint.name} is quantised already; allowed: none, int8"
+            f"quantization {name}: {checkpoint.name} is quantised already; allowed: none, int8"
         )
 
 
-def round_linears(model: Any) -> None:  # noqa: ANN401
-    """Rounds linear layers to 4 bits, and the head to 8; a layer with other inputs is named."""
+def round_linears(model: Any, rounding: Rounding) -> None:  # noqa: ANN401
+    """Rounds linear layers; those with other inputs than kernels take are named."""
     head = model.get_output_embeddings()
     linears = [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]
     left = [name for name, module in linears if module.in_features % GROUP_SIZE]
@@ -137,7 +139,7 @@ def round_linears(model: Any) -> None:  # noqa: ANN401
     for name, module in show_progress(linears, "layers rounded"):
         if module.in_features % GROUP_SIZE:
             continue
-        rounded = (round_to_8_bits if module is head else round_to_4_bits)(
+        rounded = (rounding.head if module is head else rounding.others)(
             module.weight, module.weight.dtype
         )
         model.set_submodule(name, QuantizedLinear(StoredWeight.of(rounded), module.bias))
