@@ -67,13 +67,13 @@ class Format:
 
     `write`: writes a model into a folder, and returns the path of the checkpoint and the bits per
     weight. `group_size`: must divide the inputs of each matrix. `computing`: context in which its
-    loaded model computes. `is_int4`: whether weights are rounded to 4 bits at load.
+    loaded model computes. `rounding`: of the weights at load, see `ModelConfig`.
     """
 
     write: Callable[[Model, Path], tuple[Path, float]]
     group_size: int = 1
     computing: Callable[[Model], AbstractContextManager[None]] = nullcontext
-    is_int4: bool = False
+    rounding: str | None = None
 
 
 def is_rounded(name: str) -> bool:
@@ -177,8 +177,8 @@ def bitsandbytes(quantise: Callable[[Tensor], Layer], **settings: bool) -> Forma
     return Format(partial(write_layers, {"quant_method": "bitsandbytes", **settings}, quantise))
 
 
-def write_int8(model: Model, folder: Path) -> tuple[Path, float]:
-    """Writes float32 weights, which `--quantization int8` rounds with a scale per output."""
+def write_for_output_scales(model: Model, folder: Path) -> tuple[Path, float]:
+    """Writes float32 weights, which `--quantization` rounds to 8 bits, with a scale per output."""
     path, _ = plain(torch.float32).write(model, folder)
     shapes = [tensor.shape for name, tensor in model.state_dict().items() if is_rounded(name)]
     num_weights = sum(shape.numel() for shape in shapes)
@@ -199,8 +199,9 @@ _FLOAT8: Settings = {"num_bits": 8, "type": "float"}
 
 FORMATS: dict[str, Format] = {
     "bfloat16": plain(torch.bfloat16),
-    "--quantization int8": Format(write_int8, computing=rounded_matrices),
-    "--quantization int4": Format(write_int4, group_size=32, is_int4=True),
+    "--quantization int8": Format(write_for_output_scales, computing=rounded_matrices),
+    "--quantization fp8": Format(write_for_output_scales, group_size=32, rounding="fp8"),
+    "--quantization int4": Format(write_int4, group_size=32, rounding="int4"),
     "W8A16, channels": compressed("pack-quantized", num_bits=8, strategy="channel"),
     "W8A16, groups of 32": compressed("pack-quantized", **{**_GROUPS_OF_32, "num_bits": 8}),
     "W4A16, groups of 128": compressed("pack-quantized", **_GROUPS_OF_128),
@@ -316,7 +317,7 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             path, num_bits = FORMATS[name].write(loaded.model, Path(folder))
-            config = ModelConfig(str(path), dtype="float32", is_int4=FORMATS[name].is_int4)
+            config = ModelConfig(str(path), dtype="float32", rounding=FORMATS[name].rounding)
             model = load_model(config).model
             with FORMATS[name].computing(model):
                 scores = score(model, windows)

@@ -21,6 +21,7 @@ from executor_service.config import ExecutorConfig
 from executor_service.device import HostReservations, choose_device, default_directory
 from executor_service.grammars import CompiledGrammars, TokenizerUnsupported, Vocabulary
 from executor_service.model import LoadedModel
+from executor_service.quantization import ROUNDINGS
 from executor_service.runner import (
     CacheConfig,
     ModelRunner,
@@ -178,7 +179,7 @@ def _model_config(config: ExecutorConfig, device: str) -> ModelConfig:
         max_model_len=config.max_model_len,
         name=config.served_model_name or (BUNDLED_MODEL if is_bundled else None),
         keeps_packed=config.quantization == "none" and config.attention_backend != TORCH,
-        is_int4=config.quantization == "int4",
+        rounding=config.quantization if config.quantization in ROUNDINGS else None,
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from benchmarks.gpu_check.sizes import ModelShape, Sizes
 from executor_service.checkpoint import round_linears
 from executor_service.model import LoadedModel, weights_bytes
+from executor_service.quantization import ROUNDINGS
 from executor_service.trials import try_model
 
 
@@ -28,7 +29,7 @@ def load_random(shape: ModelShape, sizes: Sizes) -> LoadedModel:
     """Such a model, switched to paged attention as loading does. Raises ModelUnsupported."""
     model = make_model(shape, sizes)
     if shape.is_int4:
-        round_linears(model)
+        round_linears(model, ROUNDINGS["int4"], sizes.device)
     text_config = model.config.get_text_config(decoder=True)
     max_model_len = int(text_config.max_position_embeddings)
     profile = try_model(model, text_config, max_model_len)

@@ -122,12 +122,12 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     Option(
         "quantization",
         OptionKind.CHOICE,
-        "int8, int4 (CPU): weight matrices of 8 or 4 bits: less memory, faster small batches; "
+        "int8 (CPU), int4, fp8: weight matrices of 8 or 4 bits: less memory, faster small batches; "
         "quantised checkpoints need no option",
         _MODEL,
         _SERVE_EXECUTOR,
         "none",
-        choices=("none", "int8", "int4"),
+        choices=("none", "int8", "int4", "fp8"),
     ),
     Option(
         "threads",

@@ -34,11 +34,12 @@ from executor_service.checkpoint.model_kind import (
     wrapper_class,
 )
 from executor_service.checkpoint.quantised_layers import (
-    check_int4,
+    check_rounding,
     keep_packed,
     quantised_weights,
     round_linears,
     set_quantised,
+    warn_dequantised,
 )
 from executor_service.checkpoint.tokenizer_files import read_tokenizer, with_tokenizer_eos
 from executor_service.device import (
@@ -63,7 +64,7 @@ from executor_service.model import (
     show_progress,
     weights_bytes,
 )
-from executor_service.quantization import LazyTensor
+from executor_service.quantization import ROUNDINGS, LazyTensor
 from executor_service.trials import try_model
 from splitserve_kernels.packed_weight import StoredWeight
 from splitserve_kernels.paged_batch import KVScales
@@ -85,8 +86,8 @@ class ModelConfig:
     except that a CPU computes float16 in a faster dtype. `kv_cache_dtype`: "fp8", on GPUs only, or
     "auto" for that of the model. `max_model_len`: in tokens; None for all positions of the model.
     `name`: shown to clients; None for that of the directory. `keeps_packed`: quantised weights of
-    linear layers stay in their files until they are packed (`QuantizedLinear`). `is_int4`: linear
-    layers of a plain checkpoint are rounded to 4 bits, its head to 8, on CPUs only.
+    linear layers stay in their files until they are packed (`QuantizedLinear`). `rounding`: of the
+    linear layers of a plain checkpoint, a name of `ROUNDINGS`.
     """
 
     model: str
@@ -96,7 +97,7 @@ class ModelConfig:
     max_model_len: int | None = None
     name: str | None = None
     keeps_packed: bool = False
-    is_int4: bool = False
+    rounding: str | None = None
 
 
 def load_model(model_config: ModelConfig) -> LoadedModel:
@@ -107,8 +108,8 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     """
     _check_kv_cache_dtype(model_config)
     checkpoint = resolve_checkpoint(model_config.model)
-    if model_config.is_int4:
-        check_int4(checkpoint, model_config.device)
+    if model_config.rounding is not None:
+        check_rounding(model_config.rounding, checkpoint)
     _silence_transformers()
     config = _read_config(checkpoint)
     check_kind(config, checkpoint.architectures)
@@ -220,8 +221,9 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
             model, info = _from_pretrained(auto_class, checkpoint, config, dtype)
         check_weight_names(checkpoint.path, model, info)
         set_quantised(model, stored or {})
-        if model_config.is_int4:
-            round_linears(model)
+        if model_config.rounding is not None:
+            rounding = ROUNDINGS[model_config.rounding]
+            round_linears(model, rounding, torch.device(model_config.device))
         for parameter in show_progress(list(model.parameters()), "weights"):
             parameter.data = parameter.data.to(model_config.device)
         model = model.to(model_config.device).eval()
@@ -258,13 +260,14 @@ def _from_pretrained(
     make_generation_config: Any = GenerationConfig
     directory: Path | None = checkpoint.directory
     weights: dict[str, LazyTensor] | None = None
+    not_packed: dict[str, str] = {}
     if checkpoint.weight_format is not None or checkpoint.gguf is not None:
         if not isinstance(dtype, torch.dtype):
             dtype = _declared_dtype(config)
         weights = quantised_weights(checkpoint, dtype)
         directory, auto_class = None, _model_class(auto_class, config, checkpoint.architectures)
         if stored is not None:
-            keep_packed(auto_class, config, weights, stored)
+            not_packed = keep_packed(auto_class, config, weights, stored)
     model, info = auto_class.from_pretrained(
         directory,
         config=config,
@@ -282,7 +285,8 @@ def _from_pretrained(
         # Mismatches are named in an error below.
         ignore_mismatched_sizes=True,
     )
-    num_dequantised = sum(tensor.is_quantised for tensor in (weights or {}).values())
+    read = [tensor for tensor in (weights or {}).values() if tensor.was_read]
+    num_dequantised = sum(tensor.is_quantised for tensor in read)
     if num_dequantised:
         _log.info(
             "weights_dequantised format=%s num_tensors=%d dtype=%s file_size=%r size=%r",
@@ -292,6 +296,7 @@ def _from_pretrained(
             format_bytes(sum(path.stat().st_size for path in checkpoint.weight_files)),
             format_bytes(weights_bytes(model)),
         )
+    warn_dequantised(weights or {}, not_packed, model)
     return model, info
 
 

@@ -16,11 +16,11 @@ from executor_service.errors import ModelUnsupported
 from executor_service.model import QuantizedLinear, show_progress
 from executor_service.quantization import (
     GROUP_SIZE,
+    ROUNDINGS,
     LazyTensor,
+    Rounding,
     gguf_weights,
     lazy_weights,
-    round_to_4_bits,
-    round_to_8_bits,
 )
 from splitserve_kernels.packed_weight import StoredWeight
 
@@ -40,10 +40,11 @@ def keep_packed(
     config: Any,  # noqa: ANN401
     weights: dict[str, LazyTensor],
     stored: dict[str, StoredWeight],
-) -> None:
+) -> dict[str, str]:
     """Moves the quantised weights of linear layers from `weights` to `stored`.
 
-    Placeholders of one number, expanded to the shape, remain.
+    Placeholders of one number, expanded to the shape, remain. Returns why other quantised weights
+    are not moved, by name, except for embeddings, which no kernel multiplies with.
     """
     with torch.device("meta"):
         skeleton = model_class(copy.deepcopy(config))
@@ -63,6 +64,41 @@ def keep_packed(
         stored[name] = packed
         if source == name:
             weights[f"{name}.weight"] = _placeholder(packed)
+    types = {name: type(module) for module, name in names.items()}
+    reasons = {
+        name: _why_not_packed(types.get(name.rpartition(".")[0]))
+        for name, weight in weights.items()
+        if weight.is_quantised
+    }
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def _why_not_packed(module_type: type | None) -> str | None:
+    """Returns why the weights of a module are dequantised; None if they never are packed."""
+    if module_type is None:
+        return "transformers renames, merges or converts them"
+    if module_type is nn.Linear or issubclass(module_type, nn.Embedding):
+        return None
+    return f"{module_type.__name__} is no nn.Linear"
+
+
+def warn_dequantised(
+    weights: Mapping[str, LazyTensor],
+    not_packed: Mapping[str, str],
+    model: Any,  # noqa: ANN401
+) -> None:
+    """Logs at WARNING the loaded weights of `not_packed`, which has reasons by name."""
+    names = sorted(name for name in not_packed if weights[name].was_read)
+    if not names:
+        return
+    _log.warning(
+        "quantised_layers_dequantised model=%s first=%s num_layers=%d reason=%r price=%r",
+        type(model).__name__,
+        names[0],
+        len(names),
+        "; ".join(dict.fromkeys(not_packed[name] for name in names)),
+        f"they take the memory and time of {str(model.dtype).removeprefix('torch.')}",
+    )
 
 
 def _placeholder(weight: StoredWeight) -> LazyTensor:
@@ -76,18 +112,18 @@ def set_quantised(model: Any, stored: Mapping[str, StoredWeight]) -> None:  # no
         model.set_submodule(name, QuantizedLinear(weight, module.bias))
 
 
-def check_int4(checkpoint: Checkpoint, device: str) -> None:
-    """Raises ModelUnsupported if the weights cannot be rounded to 4 bits when they are loaded."""
-    if torch.device(device).type != "cpu":
-        raise ModelUnsupported(f"quantization int4: not for {device}; allowed: CPUs")
+def check_rounding(name: str, checkpoint: Checkpoint) -> None:
+    """Raises ModelUnsupported if the weights cannot be rounded to `name` when they are loaded."""
+    if name not in ROUNDINGS:
+        raise ModelUnsupported(f"quantization {name}: allowed: {', '.join(ROUNDINGS)}")
     if checkpoint.weight_format is not None or checkpoint.gguf is not None:
         raise ModelUnsupported(
-            f"quantization int4: {checkpoint.name} is quantised already; allowed: none, int8"
+            f"quantization {name}: {checkpoint.name} is quantised already; allowed: none, int8"
         )
 
 
-def round_linears(model: Any) -> None:  # noqa: ANN401
-    """Rounds linear layers to 4 bits, and the head to 8; a layer with other inputs is named."""
+def round_linears(model: Any, rounding: Rounding, device: torch.device) -> None:  # noqa: ANN401
+    """Rounds linear layers on `device`; those with other inputs than kernels take are named."""
     head = model.get_output_embeddings()
     linears = [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]
     left = [name for name, module in linears if module.in_features % GROUP_SIZE]
@@ -101,8 +137,8 @@ def round_linears(model: Any) -> None:  # noqa: ANN401
     for name, module in show_progress(linears, "layers rounded"):
         if module.in_features % GROUP_SIZE:
             continue
-        rounded = (round_to_8_bits if module is head else round_to_4_bits)(
-            module.weight, module.weight.dtype
+        rounded = (rounding.head if module is head else rounding.others)(
+            module.weight.to(device), module.weight.dtype
         )
         model.set_submodule(name, QuantizedLinear(StoredWeight.of(rounded), module.bias))
         release_file_pages()

@@ -30,7 +30,7 @@ from executor_service.model import (
 from executor_service.trials import Trial, try_replacement
 from splitserve_kernels.decoder_inputs import LinearWeights
 from splitserve_kernels.gpu.launch import why_unavailable
-from splitserve_kernels.packed_weight import PackedWeight
+from splitserve_kernels.packed_weight import NotPackable, PackedWeight
 
 # A product of decodes, and one of a prompt.
 _NUM_TRIAL_ROWS = (3, 80)
@@ -170,7 +170,6 @@ class GpuLinears:
 
     def _of_float8(self, weight: PackedWeight) -> _Part | None:
         """Returns weights for a kernel that rounds rows; None if they are not for it."""
-        from splitserve_kernels.gpu.quantized.gpu_weight import NotPackable
         from splitserve_kernels.gpu.quantized.scaled_mm import (
             ScaledMmWeight,
             scaled_mm_linear,

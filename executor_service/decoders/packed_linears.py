@@ -25,12 +25,12 @@ from executor_service.trials import can_be_packed, try_replacement
 from splitserve_kernels.cpu import (
     GroupPart,
     NativeLibrary,
-    NotPackable,
     WeightRows,
     linear,
     pack,
     pack_groups,
 )
+from splitserve_kernels.packed_weight import NotPackable
 
 # Bytes of copies after which mapped pages of the originals are released.
 _RELEASED_BYTES = 32 * 2**20

@@ -17,8 +17,11 @@ from executor_service.quantization.gptq import Awq, Gptq
 from executor_service.quantization.mxfp4 import Mxfp4
 from executor_service.quantization.rounding import (
     GROUP_SIZE,
+    ROUNDINGS,
+    Rounding,
     round_to_4_bits,
     round_to_8_bits,
+    round_to_float8,
 )
 from executor_service.quantization.tensor_files import LazyTensor, lazy_weights
 from executor_service.quantization.weight_format import WeightFormat
@@ -26,6 +29,7 @@ from executor_service.quantization.weight_format import WeightFormat
 __all__ = [
     "BLOCK_TYPES",
     "GROUP_SIZE",
+    "ROUNDINGS",
     "Awq",
     "BitsAndBytes",
     "CompressedTensors",
@@ -34,6 +38,7 @@ __all__ = [
     "Gptq",
     "LazyTensor",
     "Mxfp4",
+    "Rounding",
     "WeightFormat",
     "centred_values",
     "declared_format",
@@ -47,5 +52,6 @@ __all__ = [
     "read_gguf",
     "round_to_4_bits",
     "round_to_8_bits",
+    "round_to_float8",
     "signed_values",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,23 @@ from executor_service.quantization.weight_format import WeightFormat
 from splitserve_kernels.packed_weight import PackedExperts, PackedWeight, StoredWeight
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LazyTensor:
     """A tensor that is read, and dequantised, each time that it is indexed.
 
     `transformers` loads such objects one at a time, as it loads slices of safetensors files.
     `is_quantised`: whether it is dequantised. `stored`: returns the weights as they are packed;
-    None if they are not.
+    None if they are not. `was_read`: whether it was indexed.
     """
 
     read: Callable[[], Tensor]
     is_quantised: bool = False
     stored: Callable[[], StoredWeight | None] = lambda: None
+    was_read: bool = field(default=False, init=False)
 
     def __getitem__(self, _: object) -> Tensor:
         """Returns the whole tensor."""
+        self.was_read = True
         return self.read()
 
 

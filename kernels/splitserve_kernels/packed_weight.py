@@ -18,6 +18,10 @@ from torch import Tensor
 _CHUNK_ELEMENTS = 2**18
 
 
+class NotPackable(ValueError):
+    """Reports weights that kernels do not take; the message says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class CodePlane:
     """Bit plane of a matrix of codes.

@@ -1,7 +1,7 @@
 """Native kernels for the CPU: attention, matrix products, and a whole decoder."""
 
 from splitserve_kernels.cpu.decoder import DecoderPools, NativeDecoder, RevealedStates, RunInput
-from splitserve_kernels.cpu.group_weights import GroupPart, NotPackable, pack_groups
+from splitserve_kernels.cpu.group_weights import GroupPart, pack_groups
 from splitserve_kernels.cpu.library import (
     DTYPES,
     STEP_PARTS,
@@ -27,7 +27,6 @@ __all__ = [
     "NativeAttention",
     "NativeDecoder",
     "NativeLibrary",
-    "NotPackable",
     "PackedLinear",
     "RevealedStates",
     "RunInput",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from splitserve_kernels.cpu.group_weights import GroupPart, NotPackable, pack_groups
+from splitserve_kernels.cpu.group_weights import GroupPart, pack_groups
 from splitserve_kernels.cpu.library import (
     CAttentionRows,
     CDecoder,
@@ -31,6 +31,7 @@ from splitserve_kernels.cpu.library import (
 from splitserve_kernels.cpu.operations import PackedLinear, WeightRows, pack, rows_as_c
 from splitserve_kernels.cpu.sampling import draws_as_c
 from splitserve_kernels.decoder_inputs import DecoderShape, LayerWeights, LinearWeights, RunRows
+from splitserve_kernels.packed_weight import NotPackable
 from splitserve_kernels.paged_batch import PagedBatch
 
 

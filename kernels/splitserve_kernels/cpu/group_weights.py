@@ -16,7 +16,12 @@ from torch import Tensor
 
 from splitserve_kernels.cpu.library import CGroupRows, NativeLibrary, pointer
 from splitserve_kernels.cpu.operations import PackedLinear
-from splitserve_kernels.packed_weight import GroupValues, PackedWeight, StoredWeight
+from splitserve_kernels.packed_weight import (
+    GroupValues,
+    NotPackable,
+    PackedWeight,
+    StoredWeight,
+)
 
 _GROUP, _BLOCK = 32, 256
 # Numbers of a group, as in group_weights.h.
@@ -25,10 +30,6 @@ _ZERO_OF_4_BITS, _ZERO_OF_8_BITS = 8, 128
 # The largest scale of an output, in float16, unless the scales are float16 already: small ones
 # keep their bits, and offsets of some times the scale have room.
 _LARGEST_SCALE = 2.0**6
-
-
-class NotPackable(Exception):
-    """Reports weights that the kernels do not take; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)

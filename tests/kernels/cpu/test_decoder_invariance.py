@@ -13,6 +13,7 @@ from torch import Tensor
 
 from executor_service.decoders import NativeModel, build_native_model
 from executor_service.model import LoadedModel
+from executor_service.quantization import ROUNDINGS
 from splitserve_kernels.cpu import NativeLibrary
 from tests.kernels.cpu.tiny_decoders import (
     DirectoryOf,
@@ -52,6 +53,7 @@ class Decoder:
         ("llama_odd_mlp", torch.bfloat16, "int4"),
         ("qwen3", torch.bfloat16, "int4"),
         ("qwen3", torch.bfloat16, "exact int4"),
+        ("qwen3", torch.bfloat16, "fp8"),
     ],
 )
 def decoder(
@@ -60,8 +62,9 @@ def decoder(
     directory_of: DirectoryOf,
 ) -> Decoder:
     name, dtype, quantization = request.param
-    is_int4 = "int4" in quantization
-    loaded = (load_rounded if is_int4 else load_decoder)(directory_of(name, dtype))
+    directory, rounding = directory_of(name, dtype), quantization.removeprefix("exact ")
+    is_rounded = rounding in ROUNDINGS
+    loaded = load_rounded(directory, rounding) if is_rounded else load_decoder(directory)
     native = build_native_model(
         loaded, library, is_int8=quantization == "int8", is_exact="exact" in quantization
     )

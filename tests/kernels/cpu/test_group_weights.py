@@ -15,14 +15,13 @@ from torch import Tensor
 from splitserve_kernels.cpu import (
     GroupPart,
     NativeLibrary,
-    NotPackable,
     PackedLinear,
     WeightRows,
     linear,
     pack,
     pack_groups,
 )
-from splitserve_kernels.packed_weight import PackedWeight, StoredWeight
+from splitserve_kernels.packed_weight import NotPackable, PackedWeight, StoredWeight
 from tests.kernels.cpu.packed_weights import KINDS, NUM_INPUTS, random_weight
 
 pytestmark = pytest.mark.cases(12)

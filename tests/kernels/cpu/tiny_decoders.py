@@ -61,9 +61,9 @@ def _load_once(directory: Path) -> LoadedModel:
     return load_model(ModelConfig(str(directory)))
 
 
-def load_rounded(directory: Path) -> LoadedModel:
-    """A decoder whose matrices are rounded to 4 bits, of the saved one."""
-    return load_model(ModelConfig(str(directory), is_int4=True))
+def load_rounded(directory: Path, rounding: str = "int4") -> LoadedModel:
+    """A decoder whose matrices are rounded, of the saved one."""
+    return load_model(ModelConfig(str(directory), rounding=rounding))
 
 
 def random_tokens(length: int, seed: int) -> list[int]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from splitserve_kernels.gpu.quantized.gpu_weight import GpuPackedWeight, NotPackable, joined
+from splitserve_kernels.gpu.quantized.gpu_weight import GpuPackedWeight, joined
 from splitserve_kernels.gpu.quantized.linear import (
     MAX_NUM_FEW_ROWS,
     dequantized,
@@ -25,7 +25,7 @@ from splitserve_kernels.gpu.quantized.scaled_mm import (
     quantize_rows,
     scaled_mm_linear,
 )
-from splitserve_kernels.packed_weight import CodePlane, GroupValues, PackedWeight
+from splitserve_kernels.packed_weight import CodePlane, GroupValues, NotPackable, PackedWeight
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6.0])
 CENTRED_4 = torch.arange(16) - 8.0

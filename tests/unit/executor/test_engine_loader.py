@@ -21,12 +21,12 @@ PLAIN = ("--num-device-blocks=4", "--attention-backend=torch", "--device=cpu")
 @pytest.mark.usefixtures("native_library")
 def test_load_engine_announces_another_model_when_its_weights_are_rounded() -> None:
     digests = set()
-    for quantization in ("none", "int8"):
+    for quantization in ("none", "int8", "fp8"):
         engine = load_engine_of("--num-device-blocks=4", f"--quantization={quantization}")
         digests.add(engine.info.model.digest)
         assert ("int8" in engine.compute) == (quantization == "int8")
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests)
-    assert len(digests) == 2
+    assert len(digests) == 3
 
 
 def test_load_engine_announces_another_model_when_its_keys_have_other_scales(

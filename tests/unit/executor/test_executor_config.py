@@ -12,6 +12,7 @@ import pytest
 from executor_service import __main__ as executor_main
 from executor_service.config import ExecutorConfig
 from executor_service.errors import RecordingFailed
+from executor_service.quantization import ROUNDINGS
 from splitserve_options import SECURITY_OPTIONS, options
 
 
@@ -23,6 +24,11 @@ def test_config_has_a_field_for_each_option_when_they_are_parsed() -> None:
     named = {field.name for field in fields(config)} - {"security", "metrics"}
     of_metrics = {"metrics_listen", "allowed_hosts"}
     assert named == values.keys() - of_security - of_metrics - {"log_format", "log_level"}
+
+
+def test_option_quantization_has_all_roundings() -> None:
+    option = next(each for each in options.options_of("executor") if each.key == "quantization")
+    assert option.choices == ("none", "int8", *ROUNDINGS)
 
 
 @pytest.mark.parametrize(

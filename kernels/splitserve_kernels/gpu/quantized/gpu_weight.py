@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from splitserve_kernels.gpu.launch import ceil_div
-from splitserve_kernels.packed_weight import PackedWeight
+from splitserve_kernels.packed_weight import NotPackable, PackedWeight
 
 # Outputs are padded to a multiple of this, so that no load of weights needs a mask.
 OUTPUT_MULTIPLE = 64
@@ -29,10 +29,6 @@ _PART = 32
 WORD_BITS = 32
 # Codes that are unpacked at a time; bounds temporary memory.
 _CHUNK_CODES = 2**24
-
-
-class NotPackable(ValueError):
-    """Reports weights that the kernels do not take; the message says why."""
 
 
 class CodeNumbers(NamedTuple):

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from splitserve_kernels.gpu.kv_write import store_rounded
 from splitserve_kernels.gpu.launch import FLOAT8_MAX, next_power_of_2
-from splitserve_kernels.gpu.quantized.gpu_weight import NotPackable
-from splitserve_kernels.packed_weight import PackedWeight
+from splitserve_kernels.packed_weight import NotPackable, PackedWeight
 
 # The library takes inputs and outputs in multiples of this.
 _MULTIPLE = 16

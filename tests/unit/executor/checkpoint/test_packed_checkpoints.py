@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from gguf import GGMLQuantizationType, quants
+from safetensors.torch import save_file
 from torch import Tensor
 
 from executor_service.backends import AUTO, choose_compute
@@ -20,8 +21,14 @@ from executor_service.model import LoadedModel, quantized_linears
 from splitserve_kernels.cpu import NativeLibrary
 from tests.kernels.cpu.tiny_decoders import Served, random_tokens, serve
 from tests.support.models.gguf_writer import write_gguf
-from tests.support.models.tiny_models import make_tiny_model
-from tests.unit.executor.checkpoint.test_quantised_checkpoints import CASES, write_quantised
+from tests.support.models.quantised_layers import float8_layer
+from tests.support.models.tiny_models import edit_json, make_tiny_model
+from tests.unit.executor.checkpoint.test_quantised_checkpoints import (
+    CASES,
+    FP8,
+    float8_tensors,
+    write_quantised,
+)
 
 TOKENS = random_tokens(40, seed=3)
 # Largest relative error of logits: that of float32 sums.
@@ -30,6 +37,11 @@ TOLERANCE = 5e-4
 ROUNDING = 0.1
 # Codes that are no integers, and scales of 24 bits, which only 16-bit layers may round.
 NOT_PACKED = ("nf4", "fp4", "w4a16", "w4a16_zero_points")
+# Of an architecture: part of the names, the first tensor, and how many there are.
+RENAMED = {
+    "llava": ("language_model", "language_model.model.layers.0.mlp.down_proj.weight", 14),
+    "qwen3_moe": ("experts", "model.layers.0.mlp.experts.0.down_proj.weight", 24),
+}
 
 
 def _load(path: Path, dtype: str = "float32") -> LoadedModel:
@@ -112,6 +124,63 @@ def test_matrices_of_transformers_are_computed_with_codes(
 
     assert compute.description.startswith("native attention and matrices")
     assert not quantized_linears(compute.loaded.model)
+
+
+def _write_renamed(folder: Path, architecture: str) -> None:
+    """Writes 8-bit floats under names that `transformers` changes, of the parts in `RENAMED`."""
+    make_tiny_model(architecture, folder)
+    stored, _ = float8_tensors(folder, RENAMED[architecture][0])
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    edit_json(folder / "config.json", quantization_config=FP8)
+
+
+@pytest.mark.parametrize("architecture", RENAMED)
+def test_log_warns_once_of_layers_that_cannot_stay_packed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, architecture: str
+) -> None:
+    _write_renamed(tmp_path, architecture)
+    _, first, num_layers = RENAMED[architecture]
+
+    loaded = _load(tmp_path)
+
+    (message,) = (each.message for each in caplog.records if each.levelno == logging.WARNING)
+    assert message.startswith("quantised_layers_dequantised model=")
+    assert f" first={first} num_layers={num_layers} reason='transformers renames, " in message
+    assert message.endswith(" price='they take the memory and time of float32'")
+    assert not quantized_linears(loaded.model)
+
+
+@pytest.mark.parametrize("architecture", RENAMED)
+def test_log_does_not_warn_when_dequantised_layers_are_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, architecture: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    _write_renamed(tmp_path, architecture)
+    num_layers = RENAMED[architecture][2]
+
+    load_model(ModelConfig(str(tmp_path), dtype="float32"))
+
+    assert f"weights_dequantised format=fp8 num_tensors={num_layers} " in caplog.text
+    assert all(each.levelno < logging.WARNING for each in caplog.records)
+
+
+def test_log_does_not_warn_of_embeddings_and_layers_that_are_not_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    make_tiny_model("llama", tmp_path)
+    stored, _ = float8_tensors(tmp_path)
+    ahead = {f"mtp.{name}": tensor.clone() for name, tensor in stored.items() if "proj" in name}
+    embedding = "model.embed_tokens.weight"
+    parts, _ = float8_layer(stored.pop(embedding).float())
+    stored |= {embedding.replace("weight", part): tensor for part, tensor in parts.items()}
+    save_file(stored | ahead, tmp_path / "model.safetensors", {"format": "pt"})
+    edit_json(tmp_path / "config.json", quantization_config=FP8)
+
+    _load(tmp_path)
+
+    assert "weights_dequantised format=fp8 num_tensors=1 " in caplog.text
+    assert all(each.levelno < logging.WARNING for each in caplog.records)
 
 
 def test_float16_checkpoint_is_computed_in_bfloat16_when_it_stays_packed(tmp_path: Path) -> None:

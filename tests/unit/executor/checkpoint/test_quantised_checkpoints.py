@@ -127,6 +127,22 @@ def write_quantised(
     return model.eval()
 
 
+def float8_tensors(folder: Path, part: str = "") -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Rounds the matrices of a saved model whose names contain `part` to 8-bit floats.
+
+    Returns all tensors of the checkpoint that stores them, and those that it stands for.
+    """
+    stored: dict[str, Tensor] = {}
+    plain: dict[str, Tensor] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if part in name and name.endswith("proj.weight"):
+            parts, plain[name] = float8_layer(tensor.float())
+            stored |= {f"{name.removesuffix('.weight')}.{end}": t for end, t in parts.items()}
+        else:
+            stored[name] = plain[name] = tensor
+    return stored, plain
+
+
 @torch.inference_mode()
 def logits(model: Any) -> Tensor:  # noqa: ANN401
     """Returns logits at near and far positions."""
@@ -184,14 +200,7 @@ def test_text_part_has_the_weights_of_its_quantised_layers(
     tmp_path: Path, *, is_of_text: bool
 ) -> None:
     make_tiny_model("llava", tmp_path)
-    stored: dict[str, Tensor] = {}
-    plain: dict[str, Tensor] = {}
-    for name, tensor in load_file(tmp_path / "model.safetensors").items():
-        if "language_model" in name and name.endswith("proj.weight"):
-            parts, plain[name] = float8_layer(tensor.float())
-            stored |= {f"{name.removesuffix('.weight')}.{part}": t for part, t in parts.items()}
-        else:
-            stored[name] = plain[name] = tensor
+    stored, plain = float8_tensors(tmp_path, "language_model")
     save_file(plain, tmp_path / "model.safetensors", {"format": "pt"})
     expected = load_model(ModelConfig(str(tmp_path), dtype="float32"))
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
@@ -208,15 +217,7 @@ def test_text_part_has_the_weights_of_its_quantised_layers(
 
 def test_experts_have_the_logits_of_their_dequantised_weights(tmp_path: Path) -> None:
     make_tiny_model("qwen3_moe", tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    stored: dict[str, Tensor] = {}
-    plain: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if name.endswith("proj.weight"):
-            parts, plain[name] = float8_layer(tensor)
-            stored |= {f"{name.removesuffix('.weight')}.{part}": t for part, t in parts.items()}
-        else:
-            stored[name] = plain[name] = tensor
+    stored, plain = float8_tensors(tmp_path)
     save_file(plain, tmp_path / "model.safetensors", {"format": "pt"})
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})

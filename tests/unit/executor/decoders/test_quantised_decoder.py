@@ -14,7 +14,6 @@ from torch import Tensor
 from executor_service.backends import AUTO, TORCH, choose_compute
 from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.decoders import build_native_model, pack_linears
-from executor_service.errors import ModelUnsupported
 from executor_service.model import (
     LoadedModel,
     QuantizedLinear,
@@ -45,7 +44,7 @@ def _directory(
 
 
 def _int4(directory: Path) -> LoadedModel:
-    return load_model(ModelConfig(str(directory), is_int4=True))
+    return load_model(ModelConfig(str(directory), rounding="int4"))
 
 
 @torch.inference_mode()
@@ -140,8 +139,3 @@ def test_choose_compute_serves_codes_when_it_is_deterministic(tmp_path: Path) ->
 
     assert compute.is_batch_invariant
     assert compute.description.startswith("native decoder")
-
-
-def test_load_model_raises_when_int4_is_asked_of_a_gpu(tmp_path: Path) -> None:
-    with pytest.raises(ModelUnsupported, match="quantization int4: not for cuda; allowed: CPUs"):
-        load_model(ModelConfig(str(_directory(tmp_path)), device="cuda", is_int4=True))

@@ -22,10 +22,11 @@ from executor_service.model import (
     torch_model,
     weights_bytes,
 )
+from executor_service.quantization import ROUNDINGS
 from executor_service.sampling import SamplingRows, adjust_in_torch, draw_unseen_in_torch
 from tests.support.models.model_pair import served_logits
 from tests.support.models.tiny_models import make_tiny_model
-from tests.unit.executor.checkpoint.test_quantised_checkpoints import CASES, write_quantised
+from tests.unit.executor.checkpoint.test_quantised_checkpoints import CASES, SIZES, write_quantised
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -272,3 +273,21 @@ def test_compute_on_gpu_multiplies_8_bit_floats_when_the_checkpoint_has_such_inp
     exact, rounded = loads.logits(), _logits(compute)
     error = float((rounded - exact).norm() / exact.norm())
     assert 0.005 < error < 0.1
+
+
+@pytest.mark.cases(1)
+@pytest.mark.usefixtures("_attention_passes_its_trial")
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_compute_on_gpu_multiplies_with_weights_that_were_rounded_at_load(
+    tmp_path: Path, device: torch.device, caplog: pytest.LogCaptureFixture, rounding: str
+) -> None:
+    make_tiny_model("llama", tmp_path, overrides={**SIZES, "num_hidden_layers": 1})
+    config = ModelConfig(str(tmp_path), str(device), "float32", rounding=rounding)
+    compute = compute_on_gpu(lambda: load_model(config), load_model(config), "triton", BLOCK_SIZE)
+    assert compute.description == "GPU decoder, triton attention"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    loaded = load_model(config)
+    assert len(quantized_linears(loaded.model)) == 8
+    dequantize_linears(loaded.model)
+    expected = _logits(Compute(loaded, torch_model, "torch", BLOCK_SIZE))
+    torch.testing.assert_close(_logits(compute), expected, atol=TOLERANCE, rtol=0)
