@@ -7,8 +7,10 @@ CONSTRAINTS ?= constraints.txt
 ARGS ?=
 
 # How many processes share the tests: pytest-xdist hands them on as they finish. Twice as many as
-# cores, as half of a test's time is waiting for processes.
-WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 2 * n : 8)))
+# cores, as half of a test's time is waiting for processes. Quick tests start hardly any: one each.
+CORES := $(shell nproc 2>/dev/null || echo 2)
+WORKERS ?= $(shell echo $$(($(CORES) < 4 ? 2 * $(CORES) : 8)))
+QUICK_WORKERS ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) : 8)))
 
 SHELL := /bin/bash
 BIN := .venv/bin
@@ -92,7 +94,7 @@ serve: $(READY)
 
 # Sets of texts have the same order each time: histories of the simulation follow from it, too. What is
 # compiled is kept, or each process that a test starts does it again.
-PYTEST := PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+PYTEST = PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 SIDE_BY_SIDE := --no-print-directory --keep-going --jobs=$(WORKERS) --output-sync
 
 # All of it runs to the end, so that one look shows everything. What lint says comes last.
@@ -113,6 +115,7 @@ QUICK := tests/unit tests/contract tests/property tests/replay --ignore=tests/un
 	--ignore=tests/contract/stranger --ignore=tests/contract/test_stranger.py
 check: $(READY) $(PROTOC)
 	@$(MAKE) $(SIDE_BY_SIDE) quick-tests lint check-protos buf
+quick-tests: WORKERS := $(QUICK_WORKERS)
 quick-tests: $(READY)
 	SPLITSERVE_TEST_EXAMPLES=5 $(PYTEST) -q -m 'not thorough' $(QUICK)
 

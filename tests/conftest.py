@@ -37,7 +37,8 @@ settings.register_profile(
 )
 settings.load_profile("any_time")
 
-if not torch.cuda.is_available():
+_HAS_GPU = torch.cuda.is_available()
+if not _HAS_GPU:
     # Triton's kernels are tested in its interpreter. It looks when it is imported, and whoever
     # imports transformers imports it.
     os.environ["TRITON_INTERPRET"] = "1"
@@ -53,7 +54,10 @@ def pytest_runtest_setup() -> None:
     """What draws without a seed of its own draws the same, whichever tests were before."""
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    # Not torch.manual_seed: it formats and keeps a stack for each kind of device that is missing.
+    torch.default_generator.manual_seed(0)
+    if _HAS_GPU:
+        torch.cuda.manual_seed_all(0)
     # Tests that call a `main` start its logging.
     for package in LOGGING_PACKAGES:
         if (log := logging.getLogger(package)).level:

@@ -42,6 +42,7 @@ def asked_by(tmp_path: Path, *flags: str) -> tuple[Counter[str], dict[str, Any]]
     return bodies, target
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("pace", ["--rate=400", "--concurrency=7"])
 def test_processes_together_ask_exactly_what_one_asks(pace: str, tmp_path: Path) -> None:
     flags = (pace, "--requests=100", "--rounds=2")

@@ -70,6 +70,7 @@ async def leave(gateway: RunningGateway, writer: asyncio.StreamWriter, num_other
     await gateway.until(lambda: fleet.num_session_requests == num_others)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("is_encrypted", [False, True])
 async def test_gateway_keeps_nothing_when_clients_leave_at_random_places(
     tmp_path: Path, is_encrypted: bool

@@ -115,7 +115,7 @@ class Examples:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
-    executor = text_executor(tmp_path_factory.mktemp("tokenizer"), max_model_len=4096)
+    executor = text_executor(tmp_path_factory.mktemp("tokenizer"), max_model_len=512)
     async with running_gateway(executor, max_num_seqs=256) as running:
         yield running
 

@@ -37,6 +37,7 @@ def wait_for_event(log: Path, event: str, number: int = 1) -> None:
         time.sleep(PAUSE_S)
 
 
+@pytest.mark.thorough("a real stack; tests/unit/rpc/test_process_log.py has what each line is")
 def test_every_line_of_a_served_stack_is_json(tmp_path: Path) -> None:
     log = tmp_path / "log"
     http = reserve_address()

@@ -61,6 +61,8 @@ def test_first_command_serves_a_model(tmp_path: Path) -> None:
     """CI runs in a fresh clone, where the second command has just installed everything."""
     serve, _ = top_commands()
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    # With an empty cache it would compile the native kernels, which tests/kernels/cpu does.
+    environment["XDG_CACHE_HOME"] = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
     # Other servers may run on this machine.
     addresses = {
         f"SPLITSERVE_{name}": reserve_address() for name in ("LISTEN", "HTTP", "LIVE_LISTEN")

@@ -51,8 +51,8 @@ class DraftMachine(CoreMachine):
         super().start(config, depth, (0, 0))
 
 
-# About 10,000 executed steps; `make soak` has millions, others each time.
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))
+# About 7,000 executed steps; `make soak` has millions, others each time.
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "30"))
 machine_settings = settings(
     max_examples=NUM_EXAMPLES,
     stateful_step_count=40,

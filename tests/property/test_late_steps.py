@@ -173,7 +173,7 @@ def _scores(columns: LogprobColumns | None) -> Any:  # noqa: ANN401
 
 
 @settings(
-    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "30")),
+    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "15")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -21,7 +21,7 @@ from tests.property.core_workloads import configs, kin_of, random_spec
 from tests.support.core.engine import CoreEngine, Delivery
 from tests.support.fakes.expected_outputs import Spec, create_request
 
-NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "50"))
+NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "20"))
 NUM_EVENTS = 60
 
 pytestmark = pytest.mark.timeout(3600)

@@ -33,7 +33,7 @@ OPTIONS = st.fixed_dictionaries(
     }
 )
 several = settings(
-    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "10")),
+    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "6")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -68,7 +68,7 @@ class Twin:
 
 
 @settings(
-    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "10")),
+    max_examples=int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "6")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -7,6 +7,8 @@ with exit code 1 if one fails, and `SPLITSERVE_KERNEL_CACHE=DIRECTORY` uses them
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,8 +121,10 @@ def _compile(compiler: str, variant: Variant, openmp: Path | None, target: Path)
     started = time.monotonic()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            # Several executors may compile at once: each replaces the file with an equal one.
+        with _locked(target.parent), tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            if target.is_file():
+                return target
+            # Without locks, several may compile: each replaces the file with an equal one.
             output = Path(scratch) / target.name
             linked = [] if openmp is None else [str(openmp)]
             source = str(_SOURCE_DIRECTORY / _MAIN_SOURCE)
@@ -135,6 +140,18 @@ def _compile(compiler: str, variant: Variant, openmp: Path | None, target: Path)
         raise BuildFailed(f"{compiler}: {error}") from error
     _log.info("compiled in %.0f s: %s", time.monotonic() - started, target)
     return target
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Excludes other processes that compile into `directory`, if its file system has locks."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _cache_directory() -> Path:

@@ -102,6 +102,7 @@ def test_attention_equals_oracle(
     assert_close(*attend_both(NativeAttention(library), shape, options, dtype))
 
 
+@pytest.mark.cases(2)
 @given(
     shape=shapes(),
     dtype=st.sampled_from(DTYPES),

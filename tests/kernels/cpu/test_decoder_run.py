@@ -174,6 +174,7 @@ def test_tokens_and_pools_are_those_of_turns_when_rows_run_on(
     _assert_equal(decoder, _step(rows, block_size), block_size)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.usefixtures("num_threads")
 def test_tokens_are_those_of_turns_when_long_rows_share_blocks(
     library: NativeLibrary, tmp_path: Path

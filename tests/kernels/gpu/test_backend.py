@@ -135,7 +135,7 @@ def test_backend_finds_rows_on_the_device_when_some_are_added(
 
     _pretend_multiprocessors(num_multiprocessors, monkeypatch)
     rows, num_decodes = ((300, 1), (5, 1), (70, 9), (0, 130), (2, 3)), 2
-    problem = make_problem(Shape(8, 2, 32, 32, 16, rows), device)
+    problem = make_problem(Shape(4, 1, 32, 32, 16, rows), device)
     options, pools = AttentionOptions(scale=0.3), (problem.key_pool, problem.value_pool)
     expected = reference.paged_attention(problem.query, *pools, problem.batch, options)
     batch, (decodes_added, prompts_added) = problem.batch, num_added

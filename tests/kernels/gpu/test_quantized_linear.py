@@ -129,6 +129,7 @@ def _assert_close(product: Tensor, expected: Tensor, tolerance: float) -> None:
     )
 
 
+@pytest.mark.cases(5)
 @NAMES
 def test_quantized_linear_multiplies_with_each_weight_when_rows_select_inputs(
     name: str, device: torch.device

@@ -136,9 +136,15 @@ _light = _Forker(
     "splitserve_gateway.__main__",
     *("splitserve_cli.info", "splitserve_cli.drain", "splitserve_cli.generate"),
 )
-_with_torch = _Forker("executor_service.__main__", "executor_service.engine_loader")
+_with_torch = _Forker(
+    *("executor_service.__main__", "executor_service.engine_loader"),
+    "transformers.generation.utils",  # imported with the first model
+)
 # Nothing of ours: what runs there changes it before it is imported.
-_of_tests = _Forker("pytest", "numpy", "torch", "grpc.aio", "google.protobuf.message")
+_of_tests = _Forker(
+    *("pytest", "anyio.pytest_plugin", "hypothesis.stateful"),
+    *("numpy", "torch", "grpc.aio", "google.protobuf.message"),
+)
 _RUN_TESTS = "tests.mutants.run_mutant"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import platform
@@ -175,13 +177,30 @@ def test_library_path_raises_when_the_user_has_no_home(monkeypatch: pytest.Monke
         library_path(PORTABLE, None)
 
 
-@pytest.mark.usefixtures("compiler")
-def test_library_path_leaves_one_whole_file_when_several_compile_at_once(cache: Path) -> None:
+def test_library_path_compiles_once_when_several_need_it_at_once(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = tmp_path / "calls"
+    _use_compiler(tmp_path, monkeypatch, _COPYING.replace("\n", f"\necho >> '{calls}'\n", 1))
     with ThreadPoolExecutor(8) as pool:
         paths = list(pool.map(lambda _: library_path(PORTABLE, None), range(8)))
     assert list(cache.iterdir()) == [paths[0]]
     assert set(paths) == {paths[0]}
     assert paths[0].read_text().startswith("-std=")
+    assert calls.read_text() == "\n"
+
+
+@pytest.mark.usefixtures("compiler")
+def test_library_path_leaves_one_whole_file_when_there_are_no_locks(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with ThreadPoolExecutor(8) as pool:
+        paths = set(pool.map(lambda _: library_path(PORTABLE, None), range(8)))
+    assert list(cache.iterdir()) == list(paths)
 
 
 @pytest.mark.usefixtures("compiler")

@@ -232,7 +232,7 @@ _PROGRAMS = [
 ]
 
 
-@pytest.mark.cases(60)
+@pytest.mark.cases(30)
 @pytest.mark.parametrize("program", _PROGRAMS)
 def test_template_memory_is_bounded_for_every_operation(program: str) -> None:
     """Each level of a recursion keeps what it makes."""

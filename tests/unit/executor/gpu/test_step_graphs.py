@@ -80,7 +80,7 @@ def test_runner_samples_the_same_tokens_when_our_kernels_are_recorded(
         sequences = [
             DrivenSequence(
                 [(7 * i + j) % 140 + 3 for j in range(3 + 4 * i)],
-                4,
+                3,
                 start_step=2 * i,
                 params=PARAMS[i],
                 seed=i,

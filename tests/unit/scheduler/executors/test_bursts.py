@@ -7,7 +7,10 @@ import pytest
 from tests.support.core import result_mutations as mutations
 from tests.support.core.bursts import Burst
 
-NUM_RUNS = 60
+pytestmark = pytest.mark.cases(1)
+
+# Runs of one case.
+NUM_TOGETHER = 10
 # Those that do not turn a token into another that might be true.
 MUTATIONS = (
     mutations.status_of_the_step,
@@ -24,19 +27,21 @@ async def run(seed: int, *, has_mutations: bool = True) -> None:
     await Burst(seed, MUTATIONS if has_mutations else ()).run()
 
 
-@pytest.mark.parametrize("first", range(0, NUM_RUNS, 20))
+@pytest.mark.parametrize("first", range(0, 60, NUM_TOGETHER))
 async def test_streams_are_exact_when_executors_break_the_contract(first: int) -> None:
-    for seed in range(first, first + 20):
+    for seed in range(first, first + NUM_TOGETHER):
         await run(seed)
 
 
-async def test_innocent_streams_are_exact_when_some_requests_make_steps_fail() -> None:
-    for seed in range(20):
+@pytest.mark.parametrize("first", range(0, 20, NUM_TOGETHER))
+async def test_innocent_streams_are_exact_when_some_requests_make_steps_fail(first: int) -> None:
+    for seed in range(first, first + NUM_TOGETHER):
         await Burst(seed, (), guilty=5).run()
 
 
-async def test_streams_are_exact_when_executors_are_replaced() -> None:
-    for seed in range(30):
+@pytest.mark.parametrize("first", range(0, 30, NUM_TOGETHER))
+async def test_streams_are_exact_when_executors_are_replaced(first: int) -> None:
+    for seed in range(first, first + NUM_TOGETHER):
         await run(seed, has_mutations=False)
 
 

@@ -119,6 +119,7 @@ def check_isolation(attack: Attack) -> None:
     assert moved <= MOST_MOVED * usual + grain_steps, f"{moved} steps, and {usual} at the same load"
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_tenant_is_served_as_soon_when_another_floods_one_executor(name: str) -> None:
     check_isolation(ATTACKS[name])

@@ -171,7 +171,7 @@ def run_with_changed_results(seed: int) -> None:
         assert all(request.error is None for request in engine.requests)
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("first", range(0, NUM_RUNS, 100))
 def test_only_contract_errors_are_raised_for_changed_results(first: int) -> None:
     for seed in range(first, first + 100):
