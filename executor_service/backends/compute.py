@@ -65,8 +65,8 @@ def log_decoder_refused(what: str, loaded: LoadedModel, error: TrialFailed, pric
 
 def log_matrices_refused(loaded: LoadedModel, error: TrialFailed, price: str) -> None:
     """Logs that a model with packed matrices failed its trial, and at what price."""
-    message = "packed_matrices_refused model=%s reason=%r price=%r"
-    _log.error(message, loaded.architecture, str(error), price)
+    refused = "packed_matrices_refused model=%s reason=%r price=%r"
+    _log.error(refused, loaded.architecture, str(error), price)
 
 
 def log_not_used(what: str, loaded: LoadedModel, reason: str, instead: str) -> None:
