@@ -56,7 +56,7 @@ from executor_service.model import (
     LoadedModel,
     PagedModel,
     attending_with,
-    dequantize_linears,
+    dequantize_layers,
     torch_model,
     weights_bytes,
 )
@@ -171,7 +171,7 @@ def _choose(
 def _dequantized(compute: Compute) -> Compute:
     """Returns `compute` with plain weights: torch would dequantise others at each use."""
     model = compute.loaded.model
-    if not dequantize_linears(model):
+    if not dequantize_layers(model):
         return compute
     return replace(compute, loaded=replace(compute.loaded, weights_bytes=weights_bytes(model)))
 

@@ -398,7 +398,7 @@ def _digest(checkpoint: Checkpoint, rope: str | None) -> str:
 
 def _vocab_size(model: Any, text_config: Any) -> int:  # noqa: ANN401
     """Returns the number of tokens that can be both fed and sampled."""
-    num_embeddings = int(model.get_input_embeddings().weight.shape[0])
+    num_embeddings = int(model.get_input_embeddings().num_embeddings)
     return min(num_embeddings, int(getattr(text_config, "vocab_size", num_embeddings)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from executor_service.checkpoint.folder import Checkpoint
 from executor_service.device import release_file_pages
 from executor_service.errors import ModelUnsupported
-from executor_service.model import QuantizedLinear, show_progress
+from executor_service.model import QuantizedEmbedding, QuantizedLinear, show_progress
 from executor_service.quantization import (
     GROUP_SIZE,
     LazyTensor,
@@ -22,9 +23,12 @@ from executor_service.quantization import (
     round_to_4_bits,
     round_to_8_bits,
 )
-from splitserve_kernels.packed_weight import StoredWeight
+from splitserve_kernels.packed_weight import PackedWeight, StoredWeight
 
 _log = logging.getLogger(__name__)
+
+# Bytes of codes after which mapped pages of weight files are released.
+_RELEASED_BYTES = 64 * 2**20
 
 
 def quantised_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, LazyTensor]:
@@ -41,7 +45,7 @@ def keep_packed(
     weights: dict[str, LazyTensor],
     stored: dict[str, StoredWeight],
 ) -> None:
-    """Moves the quantised weights of linear layers from `weights` to `stored`.
+    """Moves the quantised weights of linear layers and the embedding from `weights` to `stored`.
 
     Placeholders of one number, expanded to the shape, remain.
     """
@@ -50,19 +54,40 @@ def keep_packed(
     head = skeleton.get_output_embeddings()
     embedding = skeleton.get_input_embeddings()
     names = {module: name for name, module in skeleton.named_modules()}
+    pages = _ReadPages()
     for module, name in names.items():
-        if type(module) is not nn.Linear:
+        if type(module) is not nn.Linear and not (
+            module is embedding and type(module) is nn.Embedding
+        ):
             continue
-        source = name
-        if module is head and f"{name}.weight" not in weights:
-            source = names.get(embedding, name)  # tied
-        weight = weights.get(f"{source}.weight")
+        weight = weights.get(f"{name}.weight")
         packed = None if weight is None else weight.stored()
-        if packed is None:
-            continue
-        stored[name] = packed
-        if source == name:
+        if packed is not None:
+            stored[name] = pages.released_after(packed)
             weights[f"{name}.weight"] = _placeholder(packed)
+    head_name, tied_name = names.get(head), names.get(embedding)
+    if tied_name in stored and type(head) is nn.Linear and f"{head_name}.weight" not in weights:
+        stored[str(head_name)] = stored[tied_name]
+
+
+class _ReadPages:
+    """Mapped pages of weight files, released each time that enough of them has been read."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+
+    def released_after(self, weight: StoredWeight) -> StoredWeight:
+        """Returns `weight` so that its reads count."""
+
+        def read(rows: slice) -> PackedWeight:
+            packed = weight.read(rows)
+            self._num_bytes += packed.num_bytes
+            if self._num_bytes >= _RELEASED_BYTES:
+                release_file_pages()
+                self._num_bytes = 0
+            return packed
+
+        return replace(weight, read=read)
 
 
 def _placeholder(weight: StoredWeight) -> LazyTensor:
@@ -73,7 +98,10 @@ def set_quantised(model: Any, stored: Mapping[str, StoredWeight]) -> None:  # no
     """Puts layers with the weights `stored` in place of those with placeholders."""
     for name, weight in stored.items():
         module = model.get_submodule(name)
-        model.set_submodule(name, QuantizedLinear(weight, module.bias))
+        if isinstance(module, nn.Embedding):
+            model.set_submodule(name, QuantizedEmbedding(weight))
+        else:
+            model.set_submodule(name, QuantizedLinear(weight, module.bias))
 
 
 def check_int4(checkpoint: Checkpoint, device: str) -> None:
