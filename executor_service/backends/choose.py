@@ -49,7 +49,7 @@ from executor_service.decoders import (
     why_not_llama,
     why_not_native,
 )
-from executor_service.device import KVCache, release_cached_memory
+from executor_service.device import KVCache, release_cached_memory, release_freed_memory
 from executor_service.errors import BackendUnavailable, TrialFailed, one_line
 from executor_service.model import (
     LayerKind,
@@ -132,6 +132,7 @@ def choose_compute(
         )
     # No replacement of the model comes later, so its expected logits can go.
     loaded = replace(compute.loaded, expected=None)
+    release_freed_memory()
     return replace(compute, loaded=loaded, description=description)
 
 

@@ -33,6 +33,7 @@ from executor_service.checkpoint.model_kind import (
     text_part,
     wrapper_class,
 )
+from executor_service.checkpoint.quantised_experts import StoredExperts
 from executor_service.checkpoint.quantised_layers import (
     check_int4,
     keep_packed,
@@ -46,6 +47,7 @@ from executor_service.device import (
     format_bytes,
     is_out_of_memory,
     release_file_pages,
+    release_freed_memory,
 )
 from executor_service.errors import (
     ExecutorError,
@@ -120,6 +122,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     model = read_model(checkpoint, config, model_config)
     profile = try_model(model, text_config, max_model_len)
     release_file_pages()
+    release_freed_memory()
     kv_dtype = _KV_DTYPES.get(model_config.kv_cache_dtype, model.dtype)
     kv_scales: tuple[KVScales, ...] = ()
     if kv_dtype.itemsize == 1:
@@ -212,7 +215,9 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
         dtype = "auto" if is_auto else _DTYPES[model_config.dtype]
         if is_auto and model_config.device == "cpu" and checkpoint.quantization is not None:
             dtype = _of_quantised(checkpoint, config)
-        stored: dict[str, StoredWeight] | None = {} if model_config.keeps_packed else None
+        stored: dict[str, StoredWeight | StoredExperts] | None = (
+            {} if model_config.keeps_packed else None
+        )
         model, info = _from_pretrained(auto_class, checkpoint, config, dtype, stored)
         if is_auto and model.dtype == torch.float16 and model_config.device == "cpu":
             dtype = _instead_of_float16(model)
@@ -246,12 +251,12 @@ def _from_pretrained(
     checkpoint: Checkpoint,
     config: Any,  # noqa: ANN401
     dtype: torch.dtype | str,
-    stored: dict[str, StoredWeight] | None = None,
+    stored: dict[str, StoredWeight | StoredExperts] | None = None,
 ) -> tuple[Any, Any]:
     """Returns a model on the CPU, and the loading info.
 
-    `stored`: is given the quantised weights of linear layers, by module; placeholders without
-    memory take their place in the model. None: all weights are dequantised.
+    `stored`: is given the quantised weights of linear layers, experts and embedding, by module;
+    placeholders without memory take their place in the model. None: all weights are dequantised.
     """
     from transformers import GenerationConfig
 
@@ -264,7 +269,7 @@ def _from_pretrained(
         weights = quantised_weights(checkpoint, dtype)
         directory, auto_class = None, _model_class(auto_class, config, checkpoint.architectures)
         if stored is not None:
-            keep_packed(auto_class, config, weights, stored)
+            keep_packed(auto_class, config, weights, dtype, stored)
     model, info = auto_class.from_pretrained(
         directory,
         config=config,

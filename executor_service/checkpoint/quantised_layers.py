@@ -12,6 +12,12 @@ import torch
 from torch import nn
 
 from executor_service.checkpoint.folder import Checkpoint
+from executor_service.checkpoint.quantised_experts import (
+    StoredExperts,
+    placeholder,
+    set_experts,
+    take_experts,
+)
 from executor_service.device import release_file_pages
 from executor_service.errors import ModelUnsupported
 from executor_service.model import QuantizedEmbedding, QuantizedLinear, show_progress
@@ -43,9 +49,10 @@ def keep_packed(
     model_class: Any,  # noqa: ANN401
     config: Any,  # noqa: ANN401
     weights: dict[str, LazyTensor],
-    stored: dict[str, StoredWeight],
+    dtype: torch.dtype,
+    stored: dict[str, StoredWeight | StoredExperts],
 ) -> None:
-    """Moves the quantised weights of linear layers and the embedding from `weights` to `stored`.
+    """Moves quantised weights of linear layers, experts and embedding from `weights` to `stored`.
 
     Placeholders of one number, expanded to the shape, remain.
     """
@@ -64,10 +71,17 @@ def keep_packed(
         packed = None if weight is None else weight.stored()
         if packed is not None:
             stored[name] = pages.released_after(packed)
-            weights[f"{name}.weight"] = _placeholder(packed)
+            weights[f"{name}.weight"] = placeholder(packed.shape, packed.dtype)
     head_name, tied_name = names.get(head), names.get(embedding)
     if tied_name in stored and type(head) is nn.Linear and f"{head_name}.weight" not in weights:
         stored[str(head_name)] = stored[tied_name]
+    for name, experts in take_experts(skeleton, weights, dtype).items():
+        stored[name] = StoredExperts(
+            *(
+                tuple(tuple(map(pages.released_after, expert)) for expert in matrices)
+                for matrices in (experts.gate_up, experts.down)
+            )
+        )
 
 
 class _ReadPages:
@@ -90,13 +104,12 @@ class _ReadPages:
         return replace(weight, read=read)
 
 
-def _placeholder(weight: StoredWeight) -> LazyTensor:
-    return LazyTensor(lambda: torch.zeros(1, dtype=weight.dtype).expand(weight.shape))
-
-
-def set_quantised(model: Any, stored: Mapping[str, StoredWeight]) -> None:  # noqa: ANN401
+def set_quantised(model: Any, stored: Mapping[str, StoredWeight | StoredExperts]) -> None:  # noqa: ANN401
     """Puts layers with the weights `stored` in place of those with placeholders."""
     for name, weight in stored.items():
+        if isinstance(weight, StoredExperts):
+            set_experts(model, name, weight)
+            continue
         module = model.get_submodule(name)
         if isinstance(module, nn.Embedding):
             model.set_submodule(name, QuantizedEmbedding(weight))

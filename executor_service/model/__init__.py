@@ -42,6 +42,7 @@ from executor_service.model.quantized_linear import (
     rounded_inputs,
 )
 from executor_service.model.rope_scaling import fix_rope
+from executor_service.model.separate_experts import SeparateExperts, why_not_separate
 from executor_service.model.transformers_attention import (
     IMPLEMENTATION_NAME,
     SCRATCH_BLOCK_SIZE,
@@ -72,6 +73,7 @@ __all__ = [
     "Readout",
     "RevealingModel",
     "RunningModel",
+    "SeparateExperts",
     "TakeStates",
     "TransformersModel",
     "attending_with",
@@ -98,4 +100,5 @@ __all__ = [
     "torch_model",
     "unbind",
     "weights_bytes",
+    "why_not_separate",
 ]
