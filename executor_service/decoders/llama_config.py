@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor_service.device import release_file_pages
+from executor_service.device import release_file_pages, release_freed_memory
 from executor_service.model import (
     LoadedModel,
     QuantizedEmbedding,
@@ -325,6 +325,7 @@ def take_layers(loaded: LoadedModel) -> Iterator[LayerWeights]:
         )
         release_weights(layer)
         release_file_pages()
+        release_freed_memory()
 
 
 def linear_weights(

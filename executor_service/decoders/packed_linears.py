@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -125,7 +126,7 @@ class _Packing:
                 if isinstance(module, QuantizedEmbedding):
                     setattr(parent, name, self._embedding(module))
 
-    def _linear(self, module: nn.Linear | QuantizedLinear) -> PackedLinearModule:
+    def _linear(self, module: Any) -> PackedLinearModule:  # noqa: ANN401
         settings = {"is_int8": self._is_int8, "is_exact": self._is_exact}
         try:
             packed = PackedLinearModule(self._library, module, **settings)

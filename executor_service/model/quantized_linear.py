@@ -96,7 +96,7 @@ class QuantizedEmbedding(nn.Module):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Looks up `token_ids` [...] int64. Returns [..., W]."""
-        unique, places = token_ids.unique(return_inverse=True)
+        unique, places = torch.unique(token_ids, return_inverse=True)
         source = self.stored.in_memory()
         rows = [source.read(slice(each, each + 1)).dequantized() for each in unique.tolist()]
         return torch.cat(rows)[places]
@@ -104,7 +104,10 @@ class QuantizedEmbedding(nn.Module):
     def dense(self, dtype: torch.dtype, num_embeddings: int | None = None) -> nn.Embedding:
         """Returns the layer with plain weights in `dtype`; only its first rows if asked."""
         weight = self.stored.dequantized(dtype, num_embeddings)
-        return nn.Embedding.from_pretrained(weight)
+        with torch.device("meta"):
+            plain = nn.Embedding(*weight.shape)
+        plain.weight = nn.Parameter(weight, requires_grad=False)
+        return plain
 
 
 QuantizedLayer = QuantizedLinear | QuantizedEmbedding

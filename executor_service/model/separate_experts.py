@@ -45,8 +45,10 @@ class SeparateExperts(nn.Module):
         for name in _WEIGHTS:
             delattr(plain, name)
         self.rules = plain
-        self.gate_up = nn.ModuleList(nn.ModuleList(layers) for layers in gate_up)
-        self.down = nn.ModuleList(down)
+        # No lists of modules: one as long as the model has layers would be taken for these.
+        self.gate_up = _numbered([layers[0] for layers in gate_up])
+        self.up = _numbered([layers[1] for layers in gate_up if len(layers) == 2])
+        self.down = _numbered(down)
 
     def forward(self, states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Returns the weighted sums of the experts' outputs, [T, W].
@@ -55,7 +57,7 @@ class SeparateExperts(nn.Module):
         `top_k_weights`: [T, k].
         """
         output = torch.zeros_like(states)
-        for expert in top_k_index.unique().tolist():
+        for expert in torch.unique(top_k_index).tolist():
             if expert >= len(self.down):
                 continue
             tokens, places = torch.where(top_k_index == expert)
@@ -65,14 +67,17 @@ class SeparateExperts(nn.Module):
 
     def _computed(self, expert: int, states: Tensor) -> Tensor:
         rules: Any = self.rules
-        layers: Any = self.gate_up[expert]
-        parts = [layer(states) for layer in layers]
-        gate_up = parts[0]
-        if len(parts) == 2 and rules.is_concatenated:
-            gate_up = torch.cat(parts, dim=-1)
-        elif len(parts) == 2:
-            gate_up = torch.stack(parts, dim=-1).flatten(-2)
+        number = str(expert)
+        gate_up: Tensor = self.gate_up[number](states)
+        if number in self.up:
+            parts = gate_up, self.up[number](states)
+            is_apart = rules.is_concatenated
+            gate_up = torch.cat(parts, -1) if is_apart else torch.stack(parts, -1).flatten(-2)
         if rules.has_bias:
             gate_up = gate_up + rules.gate_up_proj_bias[expert]
-        result: Tensor = self.down[expert](rules._apply_gate(gate_up))
+        result: Tensor = self.down[number](rules._apply_gate(gate_up))
         return result + rules.down_proj_bias[expert] if rules.has_bias else result
+
+
+def _numbered(layers: Sequence[nn.Module]) -> nn.ModuleDict:
+    return nn.ModuleDict({str(number): layer for number, layer in enumerate(layers)})

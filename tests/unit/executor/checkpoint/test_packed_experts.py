@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.unit.executor.checkpoint.test_quantised_checkpoints import CASES, log
 from tests.unit.executor.quantization.test_gguf_model import EXPERTS, OSS
 
 # Files of GGUF: architecture of transformers and of llama.cpp, metadata, type.
-FILES = {
+FILES: dict[str, tuple[str, dict[str, Any], str]] = {
     "qwen3_moe": ("qwen3moe", EXPERTS, "Q4_0"),
     "mixtral": ("llama", {**EXPERTS, "rope.freq_base": 1e6}, "Q4_1"),
     "gpt_oss": ("gpt-oss", OSS, "MXFP4"),
@@ -44,10 +45,12 @@ def _rounded(weight: Tensor, type_name: str) -> Tensor:
     return torch.from_numpy(held)
 
 
-def _gguf(folder: Path, architecture: str) -> tuple[Path, Any]:
+def _gguf(
+    folder: Path, architecture: str, overrides: Mapping[str, Any] | None = None
+) -> tuple[Path, Any]:
     """Writes a file; returns its path and the model of the weights that it holds."""
     own, settings, type_name = FILES[architecture]
-    options = {"hidden_size": 64}
+    options = {"hidden_size": 64, **(overrides or {})}
     if architecture == "qwen3_moe":
         options["norm_topk_prob"] = True
     make_tiny_model(architecture, folder / "plain", overrides=options)
@@ -110,9 +113,9 @@ def _published(folder: Path) -> tuple[Path, Any]:
 
 
 WRITERS: dict[str, Callable[[Path], tuple[Path, Any]]] = {
-    **{f"gguf_{name}": lambda folder, name=name: _gguf(folder, name) for name in FILES},
+    **{f"gguf_{name}": partial(_gguf, architecture=name) for name in FILES},
     **{
-        f"qwen3_moe_{case}": lambda folder, case=case: _separate_layers(folder, case)
+        f"qwen3_moe_{case}": partial(_separate_layers, case=case)
         for case in ("awq", "gptq_act_order", "float8_blocks", "w4a16")
     },
     "published_gpt_oss": _published,
@@ -164,6 +167,14 @@ def test_experts_in_bfloat16_have_typical_logits(tmp_path: Path) -> None:
     assert float(errors.median()) <= 0.1
 
 
+def test_experts_are_packed_when_there_are_as_many_as_layers(tmp_path: Path) -> None:
+    path, model = _gguf(tmp_path, "qwen3_moe", {"num_hidden_layers": 4})
+
+    loaded = _load(path)
+
+    torch.testing.assert_close(logits(loaded.model), logits(model), rtol=1e-4, atol=1e-4)
+
+
 def test_experts_are_dequantised_with_a_warning_when_their_trial_fails(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +199,8 @@ def test_trial_refuses_experts_that_compute_something_else(tmp_path: Path) -> No
 
     class Scaled(type(experts)):  # type: ignore[misc]
         def forward(self, *arguments: Tensor) -> Tensor:
-            return 2 * forward(self, *arguments)
+            output: Tensor = forward(self, *arguments)
+            return 2 * output
 
     experts.__class__ = Scaled
 
