@@ -141,9 +141,16 @@ def typical_error(expected: Tensor, actual: Tensor) -> float:
 
 def _errors(expected: Tensor, actual: Tensor) -> Tensor:
     """Returns the error of each position, [Q, L]."""
-    centred = expected - expected.mean(dim=-1, keepdim=True)
-    errors: Tensor = (actual - expected).norm(dim=-1) / centred.norm(dim=-1).clamp(min=1e-6)
-    return errors
+    # One after the other: the logits of a large vocabulary take much memory.
+    pairs = zip(expected.flatten(0, -2), actual.flatten(0, -2), strict=True)
+    errors = torch.stack([_error_of_position(*each) for each in pairs])
+    return errors.view(expected.shape[:-1])
+
+
+def _error_of_position(expected: Tensor, actual: Tensor) -> Tensor:
+    centred = expected - expected.mean()
+    error: Tensor = (actual - expected).norm() / centred.norm().clamp(min=1e-6)
+    return error
 
 
 # -- Random tokens of trials -----------------------------------------------------------------------
