@@ -52,14 +52,14 @@ from executor_service.decoders import (
     why_not_llama,
     why_not_native,
 )
-from executor_service.device import KVCache, release_cached_memory
+from executor_service.device import KVCache, release_cached_memory, release_freed_memory
 from executor_service.errors import BackendUnavailable, TrialFailed, one_line
 from executor_service.model import (
     LayerKind,
     LoadedModel,
     PagedModel,
     attending_with,
-    dequantize_linears,
+    dequantize_layers,
     quantized_linears,
     torch_model,
     weights_bytes,
@@ -136,6 +136,7 @@ def choose_compute(
         )
     # No replacement of the model comes later, so its expected logits can go.
     loaded = replace(compute.loaded, expected=None)
+    release_freed_memory()
     return replace(compute, loaded=loaded, description=description)
 
 
@@ -175,7 +176,7 @@ def _choose(
 def _dequantized(compute: Compute) -> Compute:
     """Returns `compute` with plain weights: torch would dequantise others at each use."""
     model = compute.loaded.model
-    if not dequantize_linears(model):
+    if not dequantize_layers(model):
         return compute
     return replace(compute, loaded=replace(compute.loaded, weights_bytes=weights_bytes(model)))
 

@@ -33,6 +33,7 @@ from executor_service.checkpoint.model_kind import (
     text_part,
     wrapper_class,
 )
+from executor_service.checkpoint.quantised_experts import StoredExperts
 from executor_service.checkpoint.quantised_layers import (
     check_rounding,
     keep_packed,
@@ -47,6 +48,7 @@ from executor_service.device import (
     format_bytes,
     is_out_of_memory,
     release_file_pages,
+    release_freed_memory,
 )
 from executor_service.errors import (
     ExecutorError,
@@ -121,6 +123,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     model = read_model(checkpoint, config, model_config)
     profile = try_model(model, text_config, max_model_len)
     release_file_pages()
+    release_freed_memory()
     kv_dtype = _KV_DTYPES.get(model_config.kv_cache_dtype, model.dtype)
     kv_scales: tuple[KVScales, ...] = ()
     if kv_dtype.itemsize == 1:
@@ -213,8 +216,11 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
         dtype = "auto" if is_auto else _DTYPES[model_config.dtype]
         if is_auto and model_config.device == "cpu" and checkpoint.quantization is not None:
             dtype = _of_quantised(checkpoint, config)
-        stored: dict[str, StoredWeight] | None = {} if model_config.keeps_packed else None
-        model, info = _from_pretrained(auto_class, checkpoint, config, dtype, stored)
+        stored: dict[str, StoredWeight | StoredExperts] | None = (
+            {} if model_config.keeps_packed else None
+        )
+        on_cpu = model_config.device == "cpu"
+        model, info = _from_pretrained(auto_class, checkpoint, config, dtype, stored, on_cpu=on_cpu)
         if is_auto and model.dtype == torch.float16 and model_config.device == "cpu":
             dtype = _instead_of_float16(model)
             del model
@@ -248,12 +254,14 @@ def _from_pretrained(
     checkpoint: Checkpoint,
     config: Any,  # noqa: ANN401
     dtype: torch.dtype | str,
-    stored: dict[str, StoredWeight] | None = None,
+    stored: dict[str, StoredWeight | StoredExperts] | None = None,
+    *,
+    on_cpu: bool = True,
 ) -> tuple[Any, Any]:
     """Returns a model on the CPU, and the loading info.
 
-    `stored`: is given the quantised weights of linear layers, by module; placeholders without
-    memory take their place in the model. None: all weights are dequantised.
+    `stored`: is given quantised weights by module, see `keep_packed`; placeholders without memory
+    take their place in the model. None: all weights are dequantised.
     """
     from transformers import GenerationConfig
 
@@ -267,7 +275,7 @@ def _from_pretrained(
         weights = quantised_weights(checkpoint, dtype)
         directory, auto_class = None, _model_class(auto_class, config, checkpoint.architectures)
         if stored is not None:
-            not_packed = keep_packed(auto_class, config, weights, stored)
+            not_packed = keep_packed(auto_class, config, weights, dtype, stored, on_cpu=on_cpu)
     model, info = auto_class.from_pretrained(
         directory,
         config=config,
@@ -403,7 +411,7 @@ def _digest(checkpoint: Checkpoint, rope: str | None) -> str:
 
 def _vocab_size(model: Any, text_config: Any) -> int:  # noqa: ANN401
     """Returns the number of tokens that can be both fed and sampled."""
-    num_embeddings = int(model.get_input_embeddings().weight.shape[0])
+    num_embeddings = int(model.get_input_embeddings().num_embeddings)
     return min(num_embeddings, int(getattr(text_config, "vocab_size", num_embeddings)))
 
 

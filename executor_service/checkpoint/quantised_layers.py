@@ -5,15 +5,22 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from executor_service.checkpoint.folder import Checkpoint
+from executor_service.checkpoint.quantised_experts import (
+    StoredExperts,
+    placeholder,
+    set_experts,
+    take_experts,
+)
 from executor_service.device import release_file_pages
 from executor_service.errors import ModelUnsupported
-from executor_service.model import QuantizedLinear, show_progress
+from executor_service.model import QuantizedEmbedding, QuantizedLinear, show_progress
 from executor_service.quantization import (
     GROUP_SIZE,
     ROUNDINGS,
@@ -22,9 +29,12 @@ from executor_service.quantization import (
     gguf_weights,
     lazy_weights,
 )
-from splitserve_kernels.packed_weight import StoredWeight
+from splitserve_kernels.packed_weight import PackedWeight, StoredWeight
 
 _log = logging.getLogger(__name__)
+
+# Bytes of codes after which mapped pages of weight files are released.
+_RELEASED_BYTES = 64 * 2**20
 
 
 def quantised_weights(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, LazyTensor]:
@@ -39,37 +49,54 @@ def keep_packed(
     model_class: Any,  # noqa: ANN401
     config: Any,  # noqa: ANN401
     weights: dict[str, LazyTensor],
-    stored: dict[str, StoredWeight],
+    dtype: torch.dtype,
+    stored: dict[str, StoredWeight | StoredExperts],
+    *,
+    on_cpu: bool,
 ) -> dict[str, str]:
-    """Moves the quantised weights of linear layers from `weights` to `stored`.
+    """Moves quantised weights of linear layers from `weights` to `stored`.
 
-    Placeholders of one number, expanded to the shape, remain. Returns why other quantised weights
-    are not moved, by name, except for embeddings, which no kernel multiplies with.
+    `on_cpu`: those of experts and of the embedding, too. Placeholders of one number, expanded to
+    the shape, remain. Returns why other quantised weights are not moved, by name, except for
+    embeddings, which no kernel multiplies with.
     """
     with torch.device("meta"):
         skeleton = model_class(copy.deepcopy(config))
     head = skeleton.get_output_embeddings()
     embedding = skeleton.get_input_embeddings()
     names = {module: name for name, module in skeleton.named_modules()}
-    for module, name in names.items():
-        if type(module) is not nn.Linear:
-            continue
-        source = name
-        if module is head and f"{name}.weight" not in weights:
-            source = names.get(embedding, name)  # tied
-        weight = weights.get(f"{source}.weight")
-        packed = None if weight is None else weight.stored()
-        if packed is None:
-            continue
-        stored[name] = packed
-        if source == name:
-            weights[f"{name}.weight"] = _placeholder(packed)
-    types = {name: type(module) for module, name in names.items()}
-    reasons = {
-        name: _why_not_packed(types.get(name.rpartition(".")[0]))
-        for name, weight in weights.items()
-        if weight.is_quantised
+    packed = {
+        name: weight
+        for module, name in names.items()
+        if type(module) is nn.Linear or (module is embedding and type(module) is nn.Embedding)
+        if f"{name}.weight" in weights
+        if (weight := weights[f"{name}.weight"].stored()) is not None
     }
+    head_name, tied_name = names.get(head), names.get(embedding)
+    if tied_name in packed and type(head) is nn.Linear and f"{head_name}.weight" not in weights:
+        packed[str(head_name)] = packed[tied_name]
+    if not on_cpu:
+        packed.pop(str(tied_name), None)
+    pages = _ReadPages()
+    counted = {id(weight): pages.released_after(weight) for weight in packed.values()}
+    for name, weight in packed.items():
+        stored[name] = counted[id(weight)]
+        if f"{name}.weight" in weights:
+            weights[f"{name}.weight"] = placeholder(weight.shape, weight.dtype)
+    reasons: dict[str, str | None] = {}
+    if on_cpu:
+        experts, reasons = take_experts(skeleton, weights, dtype)
+        for name, each in experts.items():
+            stored[name] = StoredExperts(
+                *(
+                    tuple(tuple(map(pages.released_after, expert)) for expert in matrices)
+                    for matrices in (each.gate_up, each.down)
+                )
+            )
+    types = {name: type(module) for module, name in names.items()}
+    for name, tensor in weights.items():
+        if tensor.is_quantised:
+            reasons.setdefault(name, _why_not_packed(types.get(name.rpartition(".")[0])))
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
@@ -101,15 +128,37 @@ def warn_dequantised(
     )
 
 
-def _placeholder(weight: StoredWeight) -> LazyTensor:
-    return LazyTensor(lambda: torch.zeros(1, dtype=weight.dtype).expand(weight.shape))
+class _ReadPages:
+    """Mapped pages of weight files, released each time that enough of them has been read."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+
+    def released_after(self, weight: StoredWeight) -> StoredWeight:
+        """Returns `weight` so that its reads count."""
+
+        def read(rows: slice) -> PackedWeight:
+            packed = weight.read(rows)
+            self._num_bytes += packed.num_bytes
+            if self._num_bytes >= _RELEASED_BYTES:
+                release_file_pages()
+                self._num_bytes = 0
+            return packed
+
+        return replace(weight, read=read)
 
 
-def set_quantised(model: Any, stored: Mapping[str, StoredWeight]) -> None:  # noqa: ANN401
+def set_quantised(model: Any, stored: Mapping[str, StoredWeight | StoredExperts]) -> None:  # noqa: ANN401
     """Puts layers with the weights `stored` in place of those with placeholders."""
     for name, weight in stored.items():
+        if isinstance(weight, StoredExperts):
+            set_experts(model, name, weight)
+            continue
         module = model.get_submodule(name)
-        model.set_submodule(name, QuantizedLinear(weight, module.bias))
+        if isinstance(module, nn.Embedding):
+            model.set_submodule(name, QuantizedEmbedding(weight))
+        else:
+            model.set_submodule(name, QuantizedLinear(weight, module.bias))
 
 
 def check_rounding(name: str, checkpoint: Checkpoint) -> None:

@@ -21,7 +21,11 @@ from executor_service.decoders.llama_config import (
     why_not_llama_config,
     why_not_llama_settings,
 )
-from executor_service.decoders.packed_linears import PackedLinearModule, pack_linears
+from executor_service.decoders.packed_linears import (
+    PackedEmbeddingModule,
+    PackedLinearModule,
+    pack_linears,
+)
 
 __all__ = [
     "DecoderModel",
@@ -29,6 +33,7 @@ __all__ = [
     "GpuQuantizedLinear",
     "NativeModel",
     "NativePagedModel",
+    "PackedEmbeddingModule",
     "PackedLinearModule",
     "build_native_model",
     "pack_linears",

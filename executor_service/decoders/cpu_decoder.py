@@ -118,7 +118,7 @@ class NativeModel:
             library,
             decoder_shape(loaded, 2 * self._rotation[0].shape[1]),
             take_layers(loaded),
-            model.model.embed_tokens.weight,
+            linear_weights(model.model.embed_tokens),
             model.model.norm.weight,
             linear_weights(model.lm_head),
             is_int8=is_int8,
@@ -138,9 +138,13 @@ class NativeModel:
             log_dequantized(self._loaded, reason, num_layers)
 
     @property
-    def embedding(self) -> Tensor:
-        """Token embeddings, [V, W]."""
-        return self._decoder.embedding
+    def width(self) -> int:
+        """Size W of the residual stream."""
+        return self._decoder.width
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Returns the embeddings of `token_ids` [T] int64, [T, W]."""
+        return self._decoder.embed(token_ids)
 
     def run(
         self,
@@ -225,8 +229,8 @@ class NativePagedModel:
         if self._revealed is None:
             return self._stepwise.logits(batch)
         layers, take = self._revealed
-        token_ids, embedding, paged = batch.input_ids[0], self._native.embedding, batch.paged
-        states = torch.empty(len(layers), len(token_ids), embedding.shape[1])
+        token_ids, paged = batch.input_ids[0], batch.paged
+        states = torch.empty(len(layers), len(token_ids), self._native.width)
         logits = self._native.run(
             token_ids,
             batch.position_ids[0],
@@ -239,7 +243,7 @@ class NativePagedModel:
         return logits
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        return self._native.embedding[token_ids]
+        return self._native.embed(token_ids)
 
     def reveal(self, layers: Sequence[int], take: TakeStates) -> None:
         self._revealed = np.array(layers, np.int32), take

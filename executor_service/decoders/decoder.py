@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from executor_service.decoders.llama_config import rotation_at, unknown_fields
-from executor_service.device import KVCache
+from executor_service.device import KVCache, release_freed_memory
 from executor_service.errors import OutOfMemory, TrialFailed
 from executor_service.model import (
     SCRATCH_BLOCK_SIZE,
@@ -103,6 +103,7 @@ def try_decoder(
     `block_size`: of the trial's pools, which have the dtype of the model.
     """
     _try_in_float32(loaded, make, block_size, is_int8=is_int8)
+    release_freed_memory()
     made: list[_Decoder] = []
 
     def compute(tokens: Tensor) -> Tensor:

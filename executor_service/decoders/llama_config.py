@@ -18,8 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor_service.device import release_file_pages
-from executor_service.model import LoadedModel, QuantizedLinear, quantized_linears, show_progress
+from executor_service.device import release_file_pages, release_freed_memory
+from executor_service.model import (
+    LoadedModel,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    quantized_layers,
+    show_progress,
+)
 from splitserve_kernels.decoder_inputs import DecoderShape, LayerWeights, LinearWeights
 
 # Classes that compute a Llama, as the fields below describe it, and nothing else.
@@ -283,7 +289,7 @@ def decoder_shape(loaded: LoadedModel, rotary_dim: int) -> DecoderShape:
     model: Any = loaded.model
     layer, key = model.model.layers[0], loaded.layers[0]
     return DecoderShape(
-        width=model.model.embed_tokens.weight.shape[1],
+        width=model.model.embed_tokens.embedding_dim,
         mlp_width=layer.mlp.gate_proj.out_features,
         num_heads=layer.self_attn.q_proj.out_features // key.key_dim,
         num_kv_heads=key.num_kv_heads,
@@ -319,18 +325,22 @@ def take_layers(loaded: LoadedModel) -> Iterator[LayerWeights]:
         )
         release_weights(layer)
         release_file_pages()
+        release_freed_memory()
 
 
-def linear_weights(module: nn.Linear | QuantizedLinear) -> LinearWeights:
-    """Returns the weights of the module, not copied."""
-    if isinstance(module, QuantizedLinear):
-        return LinearWeights(torch.empty(0), module.bias, module.stored)
-    return LinearWeights(module.weight, module.bias)
+def linear_weights(
+    module: nn.Linear | nn.Embedding | QuantizedLinear | QuantizedEmbedding,
+) -> LinearWeights:
+    """Returns the weights of the module, not copied; an embedding has an output for each token."""
+    bias: nn.Parameter | None = getattr(module, "bias", None)
+    if isinstance(module, QuantizedLinear | QuantizedEmbedding):
+        return LinearWeights(torch.empty(0), bias, module.stored)
+    return LinearWeights(module.weight, bias)
 
 
 def release_weights(module: nn.Module) -> None:
     """Empties all parameters of `module`, which cannot run any more."""
-    for quantised in quantized_linears(module):
+    for quantised in quantized_layers(module):
         quantised.release()
     for parameter in module.parameters():
         parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)

@@ -17,6 +17,7 @@ from executor_service.decoders.cpu_decoder import log_dequantized
 from executor_service.device import release_file_pages
 from executor_service.model import (
     LoadedModel,
+    QuantizedEmbedding,
     QuantizedLinear,
     probe_attention,
     weights_bytes,
@@ -25,15 +26,18 @@ from executor_service.trials import can_be_packed, try_replacement
 from splitserve_kernels.cpu import (
     GroupPart,
     NativeLibrary,
+    PackedLinear,
     WeightRows,
     linear,
     pack,
     pack_groups,
+    unpack_outputs,
 )
-from splitserve_kernels.packed_weight import NotPackable
+from splitserve_kernels.packed_weight import NotPackable, StoredWeight
 
 # Bytes of copies after which mapped pages of the originals are released.
 _RELEASED_BYTES = 32 * 2**20
+_CPU = torch.device("cpu")
 
 
 class PackedLinearModule(nn.Module):
@@ -70,9 +74,9 @@ class PackedLinearModule(nn.Module):
             self._packed = pack(library, rows, module.bias, is_int8=is_int8)
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes of the weights."""
-        return self._packed.num_bytes
+    def weights(self) -> PackedLinear:
+        """The packed weights."""
+        return self._packed
 
     def forward(self, rows: Tensor) -> Tensor:
         """Multiplies `rows` [..., in_features]. Returns [..., out_features]."""
@@ -80,44 +84,99 @@ class PackedLinearModule(nn.Module):
         return output.view(*rows.shape[:-1], self.out_features)
 
 
+class PackedEmbeddingModule(nn.Module):
+    """Replacement of an embedding, with the codes of its weights."""
+
+    def __init__(self, library: NativeLibrary, packed: PackedLinear) -> None:
+        """`packed`: groups, with an output for each token; may be those of a tied head."""
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = packed.num_outputs, packed.num_inputs
+        self._library = library
+        self._packed = packed
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Looks up `token_ids` [...] int64. Returns [..., embedding_dim]."""
+        rows = unpack_outputs(self._library, self._packed, token_ids.reshape(-1))
+        return rows.view(*token_ids.shape, -1)
+
+
+class _Packing:
+    """Replaces matrices by packed ones. `num_bytes`: of these. `dequantized`: layers by reason."""
+
+    def __init__(self, library: NativeLibrary, *, is_int8: bool, is_exact: bool) -> None:
+        self.num_bytes = 0
+        self.dequantized: Counter[str] = Counter()
+        self._library = library
+        self._is_int8 = is_int8
+        self._is_exact = is_exact
+        self._num_released = 0
+        self._of_tied: list[tuple[StoredWeight, PackedLinear]] = []
+
+    def replace_in(self, model: nn.Module) -> None:
+        """Replaces linear layers, then embeddings, which share the codes of a tied head."""
+        parents = list(model.modules())
+        for parent in parents:
+            for name, module in list(parent.named_children()):
+                if can_be_packed(module) or isinstance(module, QuantizedLinear):
+                    setattr(parent, name, self._linear(module))
+        for parent in parents:
+            for name, module in list(parent.named_children()):
+                if isinstance(module, QuantizedEmbedding):
+                    setattr(parent, name, self._embedding(module))
+
+    def _linear(self, module: Any) -> PackedLinearModule:  # noqa: ANN401
+        settings = {"is_int8": self._is_int8, "is_exact": self._is_exact}
+        try:
+            packed = PackedLinearModule(self._library, module, **settings)
+        except NotPackable as error:
+            assert isinstance(module, QuantizedLinear)
+            self.dequantized[str(error)] += 1
+            packed = PackedLinearModule(
+                self._library, module.dense(module.stored.dtype, _CPU), **settings
+            )
+        else:
+            if isinstance(module, QuantizedLinear) and module.bias is None:
+                self._of_tied.append((module.stored, packed.weights))
+        self._count(packed.weights)
+        return packed
+
+    def _embedding(self, module: QuantizedEmbedding) -> nn.Module:
+        for stored, packed in self._of_tied:
+            if stored is module.stored:
+                return PackedEmbeddingModule(self._library, packed)
+        outputs = np.arange(module.num_embeddings, dtype=np.int32)
+        groups = [GroupPart(module.stored, outputs)]
+        try:
+            packed = pack_groups(self._library, groups, module.num_embeddings)
+        except NotPackable as error:
+            self.dequantized[str(error)] += 1
+            return module.dense(module.stored.dtype, _CPU)
+        self._count(packed)
+        return PackedEmbeddingModule(self._library, packed)
+
+    def _count(self, packed: PackedLinear) -> None:
+        self.num_bytes += packed.num_bytes
+        if self.num_bytes - self._num_released >= _RELEASED_BYTES:
+            release_file_pages()
+            self._num_released = self.num_bytes
+
+
 def pack_linears(
     loaded: LoadedModel, library: NativeLibrary, *, is_int8: bool = False, is_exact: bool = False
 ) -> LoadedModel:
     """Replaces the matrices of `loaded.model` by packed ones, and returns the changed model.
 
-    Modules other than linear layers (experts of a mixture, for example) stay. `is_exact`:
-    activations are never rounded to 8 bits. Raises
-    TrialFailed if the model then computes something else, or does not run any more; it is lost in
-    that case.
+    Plain parameters outside linear layers (experts of a mixture, for example) stay. `is_exact`:
+    activations are never rounded to 8 bits. Raises TrialFailed if the model then computes something
+    else, or does not run any more; it is lost in that case.
     """
-    model: Any = loaded.model
-    packed: list[PackedLinearModule] = []
-    dequantized: Counter[str] = Counter()
-
-    def packed_of(module: nn.Linear | QuantizedLinear) -> PackedLinearModule:
-        if isinstance(module, QuantizedLinear):
-            try:
-                return PackedLinearModule(library, module, is_int8=is_int8, is_exact=is_exact)
-            except NotPackable as error:
-                dequantized[str(error)] += 1
-                module = module.dense(module.stored.dtype, loaded.device)
-        return PackedLinearModule(library, module, is_int8=is_int8)
+    packing = _Packing(library, is_int8=is_int8, is_exact=is_exact)
 
     def compute(tokens: Tensor) -> Tensor:
-        num_bytes = 0
-        for parent in list(model.modules()):
-            for name, module in list(parent.named_children()):
-                if can_be_packed(module) or isinstance(module, QuantizedLinear):
-                    packed.append(packed_of(module))
-                    setattr(parent, name, packed[-1])
-                    num_bytes += packed[-1].num_bytes
-                    if num_bytes >= _RELEASED_BYTES:
-                        release_file_pages()
-                        num_bytes = 0
-        return probe_attention(model, tokens)[0]
+        packing.replace_in(loaded.model)
+        return probe_attention(loaded.model, tokens)[0]
 
     try_replacement(loaded, compute, is_int8=is_int8)
-    for reason, num_layers in dequantized.items():
+    for reason, num_layers in packing.dequantized.items():
         log_dequantized(loaded, reason, num_layers)
-    num_bytes = sum(module.num_bytes for module in packed)
-    return replace(loaded, weights_bytes=weights_bytes(model) + num_bytes)
+    return replace(loaded, weights_bytes=weights_bytes(loaded.model) + packing.num_bytes)

@@ -30,6 +30,7 @@ from executor_service.device.memory import (
     peak_meter_of,
     release_cached_memory,
     release_file_pages,
+    release_freed_memory,
 )
 from executor_service.device.resident_tables import ResidentRows, ResidentTables, SampledTokens
 from executor_service.device.streams import (
@@ -90,6 +91,7 @@ __all__ = [
     "pin_for_cuda",
     "release_cached_memory",
     "release_file_pages",
+    "release_freed_memory",
     "streams_of",
     "to_device",
     "to_host",

@@ -73,6 +73,16 @@ def release_file_pages(mappings: Path = _MAPPINGS) -> None:
             )
 
 
+def release_freed_memory() -> None:
+    """Returns freed memory of the host to the system, if the C library can (glibc).
+
+    Freed tensors of some MiB stay with the allocator otherwise.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def format_bytes(num_bytes: int) -> str:
     """Returns a text for people, such as "1.50 GiB"."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

@@ -33,14 +33,18 @@ from executor_service.model.paged_model import (
     torch_model,
 )
 from executor_service.model.quantized_linear import (
+    QuantizedEmbedding,
+    QuantizedLayer,
     QuantizedLinear,
-    dequantize_linears,
+    dequantize_layers,
     plain_linear,
+    quantized_layers,
     quantized_linears,
     rounded_inputs,
     rounded_to_float8,
 )
 from executor_service.model.rope_scaling import fix_rope
+from executor_service.model.separate_experts import SeparateExperts, why_not_separate
 from executor_service.model.transformers_attention import (
     IMPLEMENTATION_NAME,
     SCRATCH_BLOCK_SIZE,
@@ -65,10 +69,13 @@ __all__ = [
     "PagedModel",
     "PassRows",
     "PassTensors",
+    "QuantizedEmbedding",
+    "QuantizedLayer",
     "QuantizedLinear",
     "Readout",
     "RevealingModel",
     "RunningModel",
+    "SeparateExperts",
     "TakeStates",
     "TransformersModel",
     "attending_with",
@@ -78,7 +85,7 @@ __all__ = [
     "check_model_class",
     "choose_max_model_len",
     "context_of",
-    "dequantize_linears",
+    "dequantize_layers",
     "expected_windows",
     "fill_in",
     "fix_rope",
@@ -86,6 +93,7 @@ __all__ = [
     "num_scratch_blocks",
     "plain_linear",
     "probe_attention",
+    "quantized_layers",
     "quantized_linears",
     "register_attention",
     "rounded_inputs",
@@ -96,4 +104,5 @@ __all__ = [
     "torch_model",
     "unbind",
     "weights_bytes",
+    "why_not_separate",
 ]

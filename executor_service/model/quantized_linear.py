@@ -1,6 +1,6 @@
-"""Linear layers of quantised checkpoints, whose weights stay in their files until they are packed.
+"""Layers of quantised checkpoints, whose weights stay in their files until they are packed.
 
-Shape letters: N outputs, K inputs.
+Shape letters: N outputs, K inputs, V vocabulary, W width of the model.
 """
 
 from __future__ import annotations
@@ -97,8 +97,57 @@ def rounded_to_float8(rows: Tensor) -> Tensor:
     return ((numbers / scales).to(torch.float8_e4m3fn).float() * scales).to(rows.dtype)
 
 
-def quantized_linears(model: nn.Module) -> list[QuantizedLinear]:
+class QuantizedEmbedding(nn.Module):
+    """Replacement of an `nn.Embedding` that reads and dequantises the rows that are looked up.
+
+    `stored`: weights [V, W].
+    """
+
+    def __init__(self, stored: StoredWeight) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = stored.shape
+        self._stored = [stored]  # in a list: copies of the module share it
+
+    @property
+    def stored(self) -> StoredWeight:
+        """The weights."""
+        return self._stored[0]
+
+    def release(self) -> None:
+        """Forgets the weights; the layer cannot run any more."""
+        self._stored.clear()
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Looks up `token_ids` [...] int64. Returns [..., W]."""
+        unique, places = torch.unique(token_ids, return_inverse=True)
+        source = self.stored.in_memory()
+        rows = [source.read(slice(each, each + 1)).dequantized() for each in unique.tolist()]
+        return torch.cat(rows)[places]
+
+    def dense(
+        self, dtype: torch.dtype, device: torch.device, num_embeddings: int | None = None
+    ) -> nn.Embedding:
+        """Returns the layer with plain weights in `dtype` on `device`.
+
+        `num_embeddings`: only the first; None for all.
+        """
+        weight = self.stored.dequantized(dtype, num_embeddings, device)
+        with torch.device("meta"):
+            plain = nn.Embedding(*weight.shape)
+        plain.weight = nn.Parameter(weight, requires_grad=False)
+        return plain
+
+
+QuantizedLayer = QuantizedLinear | QuantizedEmbedding
+
+
+def quantized_layers(model: nn.Module) -> list[QuantizedLayer]:
     """Returns the layers of `model` with quantised weights."""
+    return [module for module in model.modules() if isinstance(module, QuantizedLayer)]
+
+
+def quantized_linears(model: nn.Module) -> list[QuantizedLinear]:
+    """Returns the linear layers of `model` with quantised weights."""
     return [module for module in model.modules() if isinstance(module, QuantizedLinear)]
 
 
@@ -115,12 +164,12 @@ def rounded_inputs(model: nn.Module) -> Iterator[None]:
             layer.rounds_rows = False
 
 
-def dequantize_linears(model: Any) -> int:  # noqa: ANN401
+def dequantize_layers(model: Any) -> int:  # noqa: ANN401
     """Gives the quantised layers of `model` plain weights; returns how many there were."""
     num_replaced = 0
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
-            if isinstance(module, QuantizedLinear):
+            if isinstance(module, QuantizedLayer):
                 setattr(parent, name, module.dense(module.stored.dtype, model.device))
                 num_replaced += 1
     return num_replaced

@@ -277,7 +277,7 @@ def run_in_steps(
     block_tables = block_ids.view(num_sequences, -1)
     computed = torch.zeros(num_sequences, dtype=torch.int64)
     offsets = [0] * num_sequences if starts is None else starts.tolist()
-    logits: list[list[Tensor]] = [[] for _ in range(num_sequences)]
+    logits = torch.empty(0)
     whole = torch.full((num_sequences,), length)
     for new in _chunks(num_sequences, length) if is_cut else [whole]:
         batch = build_paged_batch(block_tables, computed, new, block_size, tokens.device)
@@ -285,11 +285,16 @@ def run_in_steps(
         pieces = [offset + torch.arange(*span) for offset, span in zip(offsets, spans, strict=True)]
         positions = torch.cat(pieces).to(tokens.device)
         input_ids = torch.cat([tokens[q, start:end] for q, (start, end) in enumerate(spans)])
-        parts = torch.split(forward(input_ids, positions, batch), new.tolist())
-        for of_sequence, part in zip(logits, parts, strict=True):
-            of_sequence.append(part.to(torch.float32, copy=True))
+        found = forward(input_ids, positions, batch)
+        if not logits.numel():
+            shape = (num_sequences, length, found.shape[-1])
+            logits = found.new_empty(shape, dtype=torch.float32)
+        for of_sequence, span, part in zip(
+            logits, spans, torch.split(found, new.tolist()), strict=True
+        ):
+            of_sequence[slice(*span)] = part
         computed = computed + new
-    return torch.stack([torch.cat(parts) for parts in logits])
+    return logits
 
 
 def probe_attention(

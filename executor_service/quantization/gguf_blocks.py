@@ -72,6 +72,8 @@ def _float16(blocks: Tensor, start: int) -> Tensor:
 
 def _words(data: Tensor) -> Tensor:
     """Returns bytes as words of eight, so that one operation concerns eight codes."""
+    if data.shape[:2] == (1, 1):  # counts as contiguous wherever it begins
+        data = data.clone(memory_format=torch.contiguous_format)
     return data.contiguous().view(torch.int64)
 
 

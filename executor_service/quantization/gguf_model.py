@@ -504,12 +504,32 @@ def _plain(tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
     return pack_blocks(tensor.type_name, tensor.data, dtype).dequantized().view(tensor.shape)
 
 
-def _expert(tensor: GgufTensor, number: int, dtype: torch.dtype) -> LazyTensor:
-    """Returns the matrix of one expert of a tensor [E, N, K]."""
+def _tensor_of_expert(tensor: GgufTensor, number: int) -> GgufTensor:
+    """Returns the rows of one expert of a tensor [E, N, K]."""
     num_rows = tensor.shape[1]
     rows = tensor.data[number * num_rows : (number + 1) * num_rows]
-    own = GgufTensor(tensor.name, tensor.type_name, tensor.shape[1:], rows)
-    return LazyTensor(lambda: _plain(own, dtype), is_quantised=tensor.is_quantised)
+    return GgufTensor(tensor.name, tensor.type_name, tensor.shape[1:], rows)
+
+
+def _expert(tensor: GgufTensor, number: int, dtype: torch.dtype) -> LazyTensor:
+    """Returns the matrix of one expert of a tensor [E, N, K]."""
+    own = _tensor_of_expert(tensor, number)
+    return LazyTensor(
+        lambda: _plain(own, dtype),
+        is_quantised=tensor.is_quantised,
+        stored=lambda: _stored(own, dtype),
+    )
+
+
+def _stored(tensor: GgufTensor, dtype: torch.dtype) -> StoredWeight | None:
+    """Returns the weights [N, K] of a matrix as they are packed; None if they are not."""
+    if not tensor.is_quantised or len(tensor.shape) != 2:
+        return None
+    return StoredWeight(
+        (tensor.shape[0], tensor.shape[1]),
+        dtype,
+        lambda rows: pack_blocks(tensor.type_name, tensor.data[rows], dtype),
+    )
 
 
 # -- Experts of gpt-oss, whose gate and up rows alternate in `transformers` ------------------------
@@ -527,12 +547,27 @@ def _oss_ending(kind: str) -> str:
 
 def _oss_expert(tensor: GgufTensor, metadata: GgufMetadata, dtype: torch.dtype) -> LazyTensor:
     """Returns a tensor of all experts, [E, K, N], or their biases, [E, N]."""
+    parts = [tensor]
+    if "ffn_up_exps" in tensor.name:
+        parts.insert(0, metadata.file.tensors[tensor.name.replace("ffn_up_exps", "ffn_gate_exps")])
 
     def read() -> Tensor:
         plain = _plain(tensor, dtype)
-        if "ffn_up_exps" in tensor.name:
-            other = metadata.file.tensors[tensor.name.replace("ffn_up_exps", "ffn_gate_exps")]
+        if len(parts) > 1:
+            other = parts[0]
             plain = torch.stack((_plain(other, dtype), plain), dim=2).flatten(1, 2)
         return plain.transpose(1, 2).contiguous() if plain.ndim == 3 else plain
 
-    return LazyTensor(read, is_quantised=tensor.is_quantised)
+    def stored() -> tuple[tuple[StoredWeight, ...], ...] | None:
+        if len(tensor.shape) != 3:
+            return None
+        experts = []
+        for number in range(tensor.shape[0]):
+            own = [_stored(_tensor_of_expert(part, number), dtype) for part in parts]
+            packed = [each for each in own if each is not None]
+            if len(packed) < len(parts):
+                return None
+            experts.append(tuple(packed))
+        return tuple(experts)
+
+    return LazyTensor(read, is_quantised=tensor.is_quantised, stored_experts=stored)

@@ -22,12 +22,14 @@ class LazyTensor:
 
     `transformers` loads such objects one at a time, as it loads slices of safetensors files.
     `is_quantised`: whether it is dequantised. `stored`: returns the weights as they are packed;
-    None if they are not. `was_read`: whether it was indexed.
+    None if they are not. `stored_experts`: the same of a tensor of all experts, with one or two
+    weights of each expert (see `SeparateExperts`). `was_read`: whether it was indexed.
     """
 
     read: Callable[[], Tensor]
     is_quantised: bool = False
     stored: Callable[[], StoredWeight | None] = lambda: None
+    stored_experts: Callable[[], tuple[tuple[StoredWeight, ...], ...] | None] = lambda: None
     was_read: bool = field(default=False, init=False)
 
     def __getitem__(self, _: object) -> Tensor:
@@ -83,7 +85,23 @@ def _lazy_layer(
             return None
         return StoredWeight(packed.shape, dtype, read_rows, is_read_whole=True)
 
-    return LazyTensor(read, is_quantised=len(parts) > 1, stored=stored)
+    def read_expert(number: int, rows: slice) -> PackedWeight:
+        packed = pack()
+        assert isinstance(packed, PackedExperts), "the layer was packed before"
+        return packed.experts[number].of_rows(rows)
+
+    def stored_experts() -> tuple[tuple[StoredWeight, ...], ...] | None:
+        packed = pack()
+        if not isinstance(packed, PackedExperts):
+            return None
+        return tuple(
+            (StoredWeight(each.shape, dtype, partial(read_expert, number), is_read_whole=True),)
+            for number, each in enumerate(packed.experts)
+        )
+
+    return LazyTensor(
+        read, is_quantised=len(parts) > 1, stored=stored, stored_experts=stored_experts
+    )
 
 
 def _readers(files: Sequence[Path]) -> dict[str, Callable[[], Tensor]]:

@@ -5,6 +5,7 @@
 | model, paged attention   | `transformers`         | model_trial     | model not served       |
 | attention backend        | `reference` of kernels | attention_trial | next backend           |
 | rotation with KV writes  | plain torch            | attention_trial | no GPU decoder         |
+| separate experts         | `transformers`         | experts_trial   | experts dequantised    |
 | decoder of our own       | logits of the model    | decoders        | `transformers` serves  |
 | packed matrices          | logits of the model    | decoders        | `transformers` serves  |
 | packed layers of GPUs    | dequantised weights    | decoders        | dequantised weights    |
@@ -15,6 +16,7 @@
 """
 
 from executor_service.trials.attention_trial import try_backend, try_layer, try_rotary_write
+from executor_service.trials.experts_trial import try_experts
 from executor_service.trials.kernel_trials import DRAW_TOLERANCE, try_adjust, try_copy, try_draw
 from executor_service.trials.layer_trial import (
     CUT_VOCAB_SIZE,
@@ -55,6 +57,7 @@ __all__ = [
     "try_backend",
     "try_copy",
     "try_draw",
+    "try_experts",
     "try_layer",
     "try_model",
     "try_replacement",

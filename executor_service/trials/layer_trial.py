@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from executor_service.device import available_host_bytes
 from executor_service.model import (
     IMPLEMENTATION_NAME,
-    QuantizedLinear,
+    QuantizedLayer,
     context_of,
-    quantized_linears,
+    quantized_layers,
     unbind,
 )
 from executor_service.trials.trial import Trial
@@ -141,9 +141,16 @@ def typical_error(expected: Tensor, actual: Tensor) -> float:
 
 def _errors(expected: Tensor, actual: Tensor) -> Tensor:
     """Returns the error of each position, [Q, L]."""
-    centred = expected - expected.mean(dim=-1, keepdim=True)
-    errors: Tensor = (actual - expected).norm(dim=-1) / centred.norm(dim=-1).clamp(min=1e-6)
-    return errors
+    # One after the other: the logits of a large vocabulary take much memory.
+    pairs = zip(expected.flatten(0, -2), actual.flatten(0, -2), strict=True)
+    errors = torch.stack([_error_of_position(*each) for each in pairs])
+    return errors.view(expected.shape[:-1])
+
+
+def _error_of_position(expected: Tensor, actual: Tensor) -> Tensor:
+    centred = expected - expected.mean()
+    error: Tensor = (actual - expected).norm() / centred.norm().clamp(min=1e-6)
+    return error
 
 
 # -- Random tokens of trials -----------------------------------------------------------------------
@@ -229,7 +236,7 @@ def _random(
     length: int,
     starts: list[int],
 ) -> TrialTokens:
-    vocab_size = model.get_input_embeddings().weight.shape[0]
+    vocab_size = model.get_input_embeddings().num_embeddings
     # Placeholder tokens (of images, say) would be replaced or counted.
     special = {
         token_id
@@ -336,10 +343,10 @@ def _replaced(model: Any, dropped: list[nn.Module]) -> dict[int, Any]:  # noqa: 
     for module in model.modules():
         if module in gone:
             continue
-        if isinstance(module, QuantizedLinear):
-            is_head = module is model.get_output_embeddings()
+        if isinstance(module, QuantizedLayer):
+            is_by_token = module in (model.get_input_embeddings(), model.get_output_embeddings())
             memo[id(module)] = module.dense(
-                torch.float32, model.device, CUT_VOCAB_SIZE if is_head else None
+                torch.float32, model.device, CUT_VOCAB_SIZE if is_by_token else None
             )
             continue
         context = context_of(module)
@@ -375,7 +382,7 @@ def _shorten(cut: Any, num_before: int, num_layers: int) -> None:  # noqa: ANN40
 
 def _bytes(module: nn.Module) -> int:
     """Returns the bytes of the parameters in float32."""
-    num_quantised = sum(math.prod(each.stored.shape) for each in quantized_linears(module))
+    num_quantised = sum(math.prod(each.stored.shape) for each in quantized_layers(module))
     return 4 * (num_quantised + sum(parameter.numel() for parameter in module.parameters()))
 
 

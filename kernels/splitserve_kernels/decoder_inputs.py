@@ -51,6 +51,18 @@ class LinearWeights:
         """Outputs of the layer."""
         return len(self.weight) if self.stored is None else self.stored.shape[0]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype in which the layer computes."""
+        return self.weight.dtype if self.stored is None else self.stored.dtype
+
+    def is_same_as(self, other: LinearWeights) -> bool:
+        """Returns whether the weights are those of `other`, in the same memory or file."""
+        if self.stored is not None or other.stored is not None:
+            return self.stored is other.stored
+        is_at_same_place = self.weight.data_ptr() == other.weight.data_ptr()
+        return is_at_same_place and self.weight.shape == other.weight.shape
+
     def dequantized(self, device: torch.device | None = None) -> LinearWeights:
         """Returns the layer with plain weights, on `device`; None for the CPU."""
         if self.stored is None:

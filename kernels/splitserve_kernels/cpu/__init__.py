@@ -15,6 +15,7 @@ from splitserve_kernels.cpu.operations import (
     WeightRows,
     linear,
     pack,
+    unpack_outputs,
     why_not_native_attention,
 )
 from splitserve_kernels.cpu.sampling import choose_tokens
@@ -37,5 +38,6 @@ __all__ = [
     "load_library",
     "pack",
     "pack_groups",
+    "unpack_outputs",
     "why_not_native_attention",
 ]

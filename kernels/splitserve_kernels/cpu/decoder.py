@@ -25,10 +25,17 @@ from splitserve_kernels.cpu.library import (
     CDecoderLayer,
     CDecoderRun,
     CDecoderStep,
+    CLinear,
     NativeLibrary,
     pointer,
 )
-from splitserve_kernels.cpu.operations import PackedLinear, WeightRows, pack, rows_as_c
+from splitserve_kernels.cpu.operations import (
+    PackedLinear,
+    WeightRows,
+    pack,
+    rows_as_c,
+    unpack_outputs,
+)
 from splitserve_kernels.cpu.sampling import draws_as_c
 from splitserve_kernels.decoder_inputs import DecoderShape, LayerWeights, LinearWeights, RunRows
 from splitserve_kernels.packed_weight import NotPackable
@@ -77,8 +84,8 @@ class NativeDecoder:
     Norms, sums and residual are float32.
 
     The logits of a sequence are bit-identical whatever shares its batch and however its tokens are
-    divided into steps. `num_bytes`: size of the weights. `embedding`: [V, W]. `dequantized`:
-    quantised matrices that became plain ones, by the reason.
+    divided into steps. `num_bytes`: size of the weights. `dequantized`: quantised matrices that
+    became plain ones, by the reason.
     """
 
     def __init__(
@@ -86,38 +93,39 @@ class NativeDecoder:
         library: NativeLibrary,
         shape: DecoderShape,
         layers: Iterable[LayerWeights],
-        embedding: Tensor,
+        embedding: LinearWeights,
         final_norm: Tensor,
         head: LinearWeights,
         *,
         is_int8: bool = False,
         is_exact: bool = False,
     ) -> None:
-        """Copies all weights; takes the layers one by one. `embedding`: [V, W].
+        """Copies all weights; takes the layers one by one.
 
+        `embedding`: [V, W]; its codes are kept, and unpacked row by row. A tied `head` shares them.
         `is_int8`: rounds the matrices to integers, see `linear.pack`. `is_exact`: activations are
         not rounded to 8 bits where weights are codes; nor are they in float32.
         """
         self._library = library
         self._is_int8 = is_int8
-        self._is_exact = is_exact or embedding.dtype == torch.float32
+        self._dtype = embedding.dtype
+        self._is_exact = is_exact or self._dtype == torch.float32
         self.dequantized: Counter[str] = Counter()
         self._shape = shape
         self._logits = torch.empty(0)
         self._kept: list[object] = []  # objects that the C structures point to
-        self.num_bytes = embedding.nbytes
-        self.embedding = embedding.detach().clone(memory_format=torch.contiguous_format)
-        is_tied = head.stored is None and head.weight.data_ptr() == embedding.data_ptr()
-        if is_tied and head.weight.shape == embedding.shape:
-            head = LinearWeights(self.embedding, head.bias)  # tied: already in memory
+        self.num_bytes = 0
+        self._embedding, self._packed_embedding = self._embeddings(embedding)
         # Layers last: their source is freed layer by layer, and that of the other weights with the
         # first of them.
-        self._head = self._joined(head)
+        self._head = self._read_out(embedding, head)
         c_layers = [self._layer(layer) for layer in layers]
         self._layers = (CDecoderLayer * len(c_layers))(*c_layers)
         self._final_norm = _norm(final_norm)
+        packed = self._packed_embedding
         self._decoder = CDecoder(
-            embedding=pointer(self.embedding),
+            embedding=pointer(self._embedding),
+            packed_embedding=CLinear() if packed is None else packed.as_c(),
             layers=ctypes.cast(self._layers, ctypes.c_void_p),
             head=self._head.as_c(),
             final_norm=pointer(self._final_norm),
@@ -171,8 +179,7 @@ class NativeDecoder:
             step.revealed = revealed.layers.ctypes.data
             step.states = pointer(revealed.states)
             step.num_revealed = len(revealed.layers)
-        dtype = self.embedding.dtype
-        self._library.call("decode", dtype, ctypes.byref(self._decoder), ctypes.byref(step))
+        self._library.call("decode", self._dtype, ctypes.byref(self._decoder), ctypes.byref(step))
         return logits
 
     def run_on(
@@ -217,9 +224,42 @@ class NativeDecoder:
             max_num_tokens=rows.max_num_tokens,
             vocab_size=vocab_size,
         )
-        dtype, arguments = self.embedding.dtype, (self._decoder, step, run)
-        self._library.call("decode_run", dtype, *(ctypes.byref(each) for each in arguments))
+        arguments = (self._decoder, step, run)
+        self._library.call("decode_run", self._dtype, *(ctypes.byref(each) for each in arguments))
         return tokens
+
+    @property
+    def width(self) -> int:
+        """Size W of the residual stream."""
+        return self._shape.width
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Returns the embeddings of `token_ids` [T] int64, [T, W]."""
+        if self._packed_embedding is not None:
+            return unpack_outputs(self._library, self._packed_embedding, token_ids)
+        assert self._embedding is not None
+        return self._embedding[token_ids]
+
+    def _embeddings(self, embedding: LinearWeights) -> tuple[Tensor | None, PackedLinear | None]:
+        """Returns the embedding, [V, W], or its codes if kernels take them."""
+        packed = self._quantized([embedding], [np.arange(embedding.num_outputs)])
+        if packed is not None:
+            self.num_bytes += packed.num_bytes
+            return None, packed
+        plain = embedding.dequantized().weight.detach()
+        if embedding.stored is None:
+            plain = plain.clone(memory_format=torch.contiguous_format)
+        self.num_bytes += plain.nbytes
+        return plain, None
+
+    def _read_out(self, embedding: LinearWeights, head: LinearWeights) -> PackedLinear:
+        """Packs the head. A tied one shares the numbers of the embedding that are in memory."""
+        if not head.is_same_as(embedding):
+            return self._joined(head)
+        if self._embedding is not None:
+            return self._joined(LinearWeights(self._embedding, head.bias))
+        assert self._packed_embedding is not None
+        return self._packed_embedding if head.bias is None else self._joined(head)
 
     def _logits_buffer(self, count: int) -> Tensor:
         # Fresh memory of this size would be zeroed by the system, page by page, in each step.
@@ -290,8 +330,8 @@ class NativeDecoder:
         self,
         parts: Sequence[LinearWeights],
         places: Sequence[npt.NDArray[np.int64]],
-        num_outputs: int,
-        bias: Tensor | None,
+        num_outputs: int | None = None,
+        bias: Tensor | None = None,
     ) -> PackedLinear | None:
         """Packs the codes of `parts`; None if kernels do not take them."""
         stored = [part.stored for part in parts if part.stored is not None]
@@ -304,7 +344,8 @@ class NativeDecoder:
                 GroupPart(weight, own.astype(np.int32))
                 for weight, own in zip(stored, places, strict=True)
             ]
-            return pack_groups(self._library, groups, num_outputs, bias, is_exact=self._is_exact)
+            size = num_outputs or len(places[0])
+            return pack_groups(self._library, groups, size, bias, is_exact=self._is_exact)
         except NotPackable as error:
             self.dequantized[str(error)] += len(stored)
             return None

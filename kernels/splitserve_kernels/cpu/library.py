@@ -139,6 +139,7 @@ class CDecoder(ctypes.Structure):
 
     _fields_ = (
         ("embedding", _Pointer),
+        ("packed_embedding", CLinear),
         ("layers", _Pointer),
         ("head", CLinear),
         ("final_norm", _Pointer),

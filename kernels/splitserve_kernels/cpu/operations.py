@@ -256,3 +256,22 @@ def linear(library: NativeLibrary, weights: PackedLinear, rows: Tensor) -> Tenso
         ctypes.c_int32(torch.get_num_threads()),
     )
     return output
+
+
+def unpack_outputs(library: NativeLibrary, weights: PackedLinear, outputs: Tensor) -> Tensor:
+    """Returns the weights of `outputs` [R] int64, in float: [R, K], in the weights' dtype.
+
+    `weights`: of groups (`kinds` is set).
+    """
+    outputs = outputs.contiguous()
+    unpacked = torch.empty(len(outputs), weights.num_inputs, dtype=weights.dtype)
+    library.call(
+        "unpack_outputs",
+        weights.dtype,
+        ctypes.byref(weights.as_c()),
+        pointer(outputs),
+        ctypes.c_int32(len(outputs)),
+        pointer(unpacked),
+        ctypes.c_int32(torch.get_num_threads()),
+    )
+    return unpacked

@@ -20,6 +20,7 @@ from splitserve_kernels.cpu import (
     linear,
     pack,
     pack_groups,
+    unpack_outputs,
 )
 from splitserve_kernels.packed_weight import NotPackable, PackedWeight, StoredWeight
 from tests.kernels.cpu.packed_weights import KINDS, NUM_INPUTS, random_weight
@@ -96,6 +97,29 @@ def test_linear_never_rounds_rows_when_weights_are_8_bit_floats(
     weight = random_weight("float8_blocks", NUM_OUTPUTS)
     rows = torch.randn(num_rows, NUM_INPUTS, generator=torch.Generator().manual_seed(2))
     assert _error(linear(library, _packed(library, weight), rows), rows, weight) <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unpacked_outputs_are_dequantised_weights_when_outputs_repeat(
+    library: NativeLibrary, kind: str
+) -> None:
+    weight = random_weight(kind, NUM_OUTPUTS)
+    outputs = torch.tensor([0, 99, 17, 33, 17])
+
+    found = unpack_outputs(library, _packed(library, weight), outputs)
+
+    # Scales may be rounded to 11 bits.
+    expected = weight.dequantized(torch.float32)[outputs]
+    assert float((found - expected).abs().max()) <= 2.0**-11 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["4_bits", "8_bits", "halves_6_bits"])
+def test_unpacked_outputs_are_rounded_once_in_bfloat16(library: NativeLibrary, kind: str) -> None:
+    weight = replace(random_weight(kind, NUM_OUTPUTS), dtype=torch.bfloat16)
+
+    found = unpack_outputs(library, _packed(library, weight), torch.arange(NUM_OUTPUTS))
+
+    assert torch.equal(found, weight.dequantized())
 
 
 @pytest.mark.parametrize("kind", ["4_bits", "8_bits", "halves_6_bits"])

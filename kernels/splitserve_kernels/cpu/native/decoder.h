@@ -28,9 +28,11 @@ struct DecoderLayer {
   float softcap;
 };
 
-// `embedding`: [V, W]. `layers`: `num_layers` of them.
+// `embedding`: [V, W]; null if the rows of `packed_embedding` are unpacked instead. `layers`:
+// `num_layers` of them.
 struct Decoder {
   const void* embedding;
+  Linear packed_embedding;
   const DecoderLayer* layers;
   Linear head;
   const float* final_norm;
@@ -172,8 +174,13 @@ class DecoderWorker {
 
   void embed() {
     const T* table = static_cast<const T*>(decoder_.embedding);
+    thread_local std::vector<T> of_thread;
+    std::vector<T>& unpacked = of_thread;
+    if (!table) unpacked.resize(decoder_.width);
     for_tokens(step_.num_tokens, [&](int token) {
-      const T* row = table + size_t(step_.token_ids[token]) * decoder_.width;
+      const int64_t id = step_.token_ids[token];
+      const T* row = table ? table + size_t(id) * decoder_.width : unpacked.data();
+      if (!table) unpack_output(decoder_.packed_embedding, int(id), unpacked.data());
       for_vectors(decoder_.width, [&](int i, int count) {
         store_up_to(residual(token) + i, load_up_to(row + i, count), count);
       });

@@ -218,6 +218,27 @@ struct Linear {
   bool prepares_rows() const { return rounds_rows() || order; }
 };
 
+// The weights of one output of a matrix of groups, [K], rounded to T.
+template <class T>
+inline void unpack_output(const Linear& linear, int output, T* to) {
+  const int panel = output / kPanel, kind = linear.kinds[panel];
+  const uint8_t* from = static_cast<const uint8_t*>(linear.panels) + linear.starts[panel];
+  const Floats factor = splat(linear.scales[output]);
+  for (int index = 0; index < linear.num_inputs / kGroup; ++index) {
+    float weights[kGroup];
+    unpack_lane(kind, from + group_offset(kind, index), from + head_offset(kind, index),
+                output % kPanel, weights);
+    T rounded[kGroup];
+    for (int at = 0; at < kGroup; at += kLanes) {
+      store(rounded + at, load(weights + at) * factor);
+    }
+    for (int i = 0; i < kGroup; ++i) {
+      const int input = index * kGroup + i;
+      to[linear.order ? linear.order[input] : input] = rounded[i];
+    }
+  }
+}
+
 // Rows as a matrix needs them: in its order, and rounded. Memory is kept and grows.
 template <class T>
 class PreparedRows {

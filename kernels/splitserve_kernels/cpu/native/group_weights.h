@@ -405,6 +405,26 @@ inline void unpack_group(int kind, const uint8_t* group, const uint8_t* head, ui
   }
 }
 
+// The weights of one output in a group, [kGroup]. `lane`: of the output in its panel.
+inline void unpack_lane(int kind, const uint8_t* group, const uint8_t* head, int lane, float* out) {
+  const int v = lane / kLanes, in_vector = lane % kLanes;
+  const uint8_t* codes =
+      group + kPanel * kNumbersBytes[numbers_of(kind)] + v * codes_bytes(kind) + 4 * in_vector;
+  for (int half = 0; half < 2; ++half) {
+    const VectorNumbers numbers = vector_numbers(kind, group, head, v, half);
+    const float scale = numbers.scale[in_vector], zero = numbers.zero[in_vector];
+    const float offset = numbers.offset[in_vector];
+    for (int i = 0; i < kHalf; ++i) {
+      const int word = bits_of(kind) == 8 ? half * (kGroupWords / 2) + i / 4 : i / 4;
+      uint8_t byte = codes[word * sizeof(Words) + i % 4];
+      if (bits_of(kind) == 4) byte = half ? byte >> 4 : byte & 15;
+      const float code =
+          numbers_of(kind) == kFloat8 ? from_e4m3(splat_word(byte))[0] : float(byte);
+      out[half * kHalf + i] = (code - zero) * scale - offset;
+    }
+  }
+}
+
 // -- Rows in 8-bit integers -------------------------------------------------------------------------
 
 // Rounded rows of any number of inputs; memory is kept and grows.

@@ -82,6 +82,17 @@ void pack_groups(const GroupRows& rows, const uint8_t* kinds, const int64_t* sta
   });
 }
 
+// `outputs`: [num_rows]. `to`: [num_rows, K], written.
+template <class T>
+void unpack_outputs(const Linear& weights, const int64_t* outputs, int num_rows, T* to,
+                    int num_threads) {
+  Phases phases(1);
+#pragma omp parallel num_threads(num_threads)
+  phases.run(0, num_rows, [&](int row) {
+    unpack_output(weights, int(outputs[row]), to + size_t(row) * weights.num_inputs);
+  });
+}
+
 template <class T>
 void attention(const AttentionLayer<T>& layer, const AttentionRows& rows, int num_threads) {
   const auto plan = AttentionPlanner(rows, layer.num_kv_heads, layer.num_heads / layer.num_kv_heads,
@@ -198,6 +209,16 @@ EXPORT void splitserve_clear_panels(uint8_t* panels, int64_t size) {
 EXPORT void splitserve_pack_groups(const GroupRows* rows, const uint8_t* kinds,
                                    const int64_t* starts, uint8_t* panels, int32_t num_threads) {
   pack_groups(*rows, kinds, starts, panels, num_threads);
+}
+
+EXPORT void splitserve_unpack_outputs_f32(const Linear* weights, const int64_t* outputs,
+                                          int32_t num_rows, float* to, int32_t num_threads) {
+  unpack_outputs(*weights, outputs, num_rows, to, num_threads);
+}
+
+EXPORT void splitserve_unpack_outputs_bf16(const Linear* weights, const int64_t* outputs,
+                                           int32_t num_rows, Bf16* to, int32_t num_threads) {
+  unpack_outputs(*weights, outputs, num_rows, to, num_threads);
 }
 
 EXPORT void splitserve_linear_f32(const Linear* weights, const float* input, int32_t num_rows,

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from executor_service.backends import AUTO, choose_compute
 from executor_service.checkpoint import ModelConfig, load_model
-from executor_service.decoders import NativeModel, build_native_model
+from executor_service.decoders import NativeModel, PackedEmbeddingModule, build_native_model
 from executor_service.model import LoadedModel, quantized_linears
 from splitserve_kernels.cpu import NativeLibrary
 from tests.kernels.cpu.tiny_decoders import Served, random_tokens, serve
-from tests.support.models.gguf_writer import write_gguf
+from tests.support.models.gguf_writer import round_matrices, write_gguf
 from tests.support.models.quantised_layers import float8_layer
 from tests.support.models.tiny_models import edit_json, make_tiny_model
 from tests.unit.executor.checkpoint.test_quantised_checkpoints import (
@@ -112,6 +112,43 @@ def test_decoder_computes_codes_of_a_gguf_file(
 
     assert num_packed == 7 * model.config.num_hidden_layers + 1
     assert float(_errors(native, loaded, _expected(model)).max()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_gguf_file_is_packed_without_plain_matrices(
+    tmp_path: Path, native_library: NativeLibrary, is_tied: bool
+) -> None:
+    make_tiny_model("llama", tmp_path / "plain", overrides={"tie_word_embeddings": is_tied})
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    write_gguf(tmp_path / "model.gguf", model, "llama", {}, type_name="Q8_0")
+    matrices = {id(each): each for each in model.parameters() if each.ndim == 2}.values()
+
+    loaded = _load(tmp_path / "model.gguf")
+    plain = [each for each in loaded.model.parameters() if each.ndim > 1]
+    native = build_native_model(loaded, native_library)
+
+    assert not plain
+    # Codes and scales; outputs are padded to whole panels.
+    assert native.num_bytes <= 1.2 * sum(each.numel() for each in matrices) * 34 / 32
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_transformers_looks_up_codes_of_the_embedding(tmp_path: Path, is_tied: bool) -> None:
+    options = {"tie_word_embeddings": is_tied}
+    make_tiny_model("phi3", tmp_path / "plain", overrides=options)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "plain", dtype=torch.float32, attn_implementation="eager"
+    )
+    settings = {"phi3.attention.sliding_window": model.config.sliding_window}
+    write_gguf(tmp_path / "model.gguf", model, "phi3", settings, type_name="Q8_0")
+    round_matrices(model, "Q8_0")
+
+    compute = choose_compute(lambda: _load(tmp_path / "model.gguf"), AUTO, None)
+
+    packed: Any = compute.loaded.model
+    packed.set_attn_implementation("eager")
+    assert isinstance(packed.get_input_embeddings(), PackedEmbeddingModule)
+    torch.testing.assert_close(_expected(packed), _expected(model), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "phi3"])

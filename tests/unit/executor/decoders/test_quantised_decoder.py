@@ -17,7 +17,7 @@ from executor_service.decoders import build_native_model, pack_linears
 from executor_service.model import (
     LoadedModel,
     QuantizedLinear,
-    dequantize_linears,
+    dequantize_layers,
     probe_attention,
     quantized_linears,
 )
@@ -67,7 +67,7 @@ def test_native_decoder_equals_transformers_when_weights_are_codes_in_float32(
     tmp_path: Path, native_library: NativeLibrary, architecture: str
 ) -> None:
     loaded = _int4(_directory(tmp_path, architecture, torch.float32))
-    dequantize_linears(loaded.model)
+    dequantize_layers(loaded.model)
     expected = _logits(loaded)
     quantised = _int4(tmp_path)
 

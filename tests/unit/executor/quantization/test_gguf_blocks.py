@@ -49,3 +49,13 @@ def test_blocks_hold_the_numbers_that_gguf_reads(type_name: str) -> None:
 
     assert packed.shape == expected.shape
     np.testing.assert_array_equal(packed.dequantized(torch.float32).numpy(), expected)
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", "MXFP4"])
+def test_single_block_has_the_numbers_that_gguf_reads(type_name: str) -> None:
+    kind = GGMLQuantizationType[type_name]
+    data = quants.quantize(np.linspace(-1, 1, 32, dtype=np.float32)[None], kind)
+
+    found = pack_blocks(type_name, torch.from_numpy(data), torch.float32).dequantized()
+
+    np.testing.assert_array_equal(found.numpy(), quants.dequantize(data, kind))
