@@ -17,7 +17,7 @@ from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.device import Uploads, copy_in_torch
 from executor_service.model import (
     LoadedModel,
-    dequantize_linears,
+    dequantize_layers,
     quantized_linear,
     quantized_linears,
     rounded_to_float8,
@@ -204,7 +204,7 @@ class QuantisedLoads:
         """Returns the logits of dequantised weights."""
         loaded = self()
         assert len(quantized_linears(loaded.model)) == 7
-        dequantize_linears(loaded.model)
+        dequantize_layers(loaded.model)
         return _logits(Compute(loaded, torch_model, "torch", BLOCK_SIZE))
 
 
@@ -220,7 +220,7 @@ def test_compute_on_gpu_multiplies_with_packed_weights_when_they_are_quantised(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     torch.testing.assert_close(_logits(compute), loads.logits(), atol=TOLERANCE, rtol=0)
     dense = loads()
-    dequantize_linears(dense.model)
+    dequantize_layers(dense.model)
     assert compute.loaded.weights_bytes < weights_bytes(dense.model)
 
 
@@ -295,6 +295,6 @@ def test_compute_on_gpu_multiplies_with_weights_that_were_rounded_at_load(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     loaded = load_model(config)
     assert len(quantized_linears(loaded.model)) == 8
-    dequantize_linears(loaded.model)
+    dequantize_layers(loaded.model)
     expected = _logits(Compute(loaded, torch_model, "torch", BLOCK_SIZE))
     torch.testing.assert_close(_logits(compute), expected, atol=TOLERANCE, rtol=0)
