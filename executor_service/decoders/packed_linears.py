@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from executor_service.decoders.cpu_decoder import log_dequantized
-from executor_service.device import release_file_pages
+from executor_service.device import release_file_pages, release_freed_memory
 from executor_service.model import (
     LoadedModel,
     QuantizedEmbedding,
@@ -160,6 +160,7 @@ class _Packing:
         self.num_bytes += packed.num_bytes
         if self.num_bytes - self._num_released >= _RELEASED_BYTES:
             release_file_pages()
+            release_freed_memory()
             self._num_released = self.num_bytes
 
 
