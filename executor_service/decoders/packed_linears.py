@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from executor_service.decoders.cpu_decoder import log_dequantized
-from executor_service.device import release_file_pages
+from executor_service.device import release_file_pages, release_freed_memory
 from executor_service.model import (
     LoadedModel,
     QuantizedEmbedding,
@@ -158,6 +158,7 @@ class _Packing:
         self.num_bytes += packed.num_bytes
         if self.num_bytes - self._num_released >= _RELEASED_BYTES:
             release_file_pages()
+            release_freed_memory()
             self._num_released = self.num_bytes
 
 

@@ -60,6 +60,14 @@ def _results(output: str) -> list[dict[str, Any]]:
             {"format", "bits_per_weight", "perplexity"},
         ),
         pytest.param(
+            "load_memory",
+            "--size small",
+            {"seconds", "resident_ratio", "anonymous_ratio", "left_ratio"},
+            marks=pytest.mark.thorough(
+                "a process that imports everything; `quantised_formats` stays"
+            ),
+        ),
+        pytest.param(
             "grpc_messages",
             "--streams 2 --messages 20 --rounds 1 --ways bytes sockets synchronous",
             {"way", "threads", "us", "switches"},
