@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor_service.model import SeparateExperts
+from executor_service.model import SeparateExperts, plain_linear
 from executor_service.trials.trial import Trial, trial_failures
 
 _NUM_EXPERTS, _WIDTH, _MLP_WIDTH, _NUM_TOKENS = 4, 32, 48, 24
@@ -71,17 +71,9 @@ def _separated(plain: Any) -> SeparateExperts:  # noqa: ANN401
     ]
     return SeparateExperts(
         copy.deepcopy(plain),
-        [[_linear(half) for half in each] for each in halves],
-        [_linear(each) for each in down],
+        [[plain_linear(half, None) for half in each] for each in halves],
+        [plain_linear(each, None) for each in down],
     )
-
-
-def _linear(weight: Tensor) -> nn.Linear:
-    """Returns a layer with the weights [N, K]."""
-    with torch.device("meta"):
-        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    return linear
 
 
 def _routed() -> _Routed:

@@ -171,104 +171,81 @@ SPLITSERVE_INLINE Ints add_products(Ints sum, Words codes, Words row) {
 SPLITSERVE_INLINE Words low_codes(Words both) { return both & 0x0f0f0f0fu; }
 SPLITSERVE_INLINE Words high_codes(Words both) { return both >> 4 & 0x0f0f0f0fu; }
 
-// The products of a group's vectors first .. first + width - 1 with R rows, added to `sums`.
-template <int R, int kind, int width>
-SPLITSERVE_INLINE void multiply_vectors(const uint8_t* group, const uint8_t* head,
-                                        const RoundedRow* rows, int index, int first,
-                                        Floats (&sums)[R][kPanelVectors]) {
+// How far ahead of their use codes of 8 bits are fetched for a single row: it takes little time for
+// a code.
+constexpr size_t kGroupBytesAhead = 8192;
+
+// sums[i][v] += the products of vector v of a group with R rows. Codes are read in order: vectors side
+// by side took up to twice as long.
+template <int R, int kind>
+SPLITSERVE_INLINE void multiply_vector(const uint8_t* group, const uint8_t* head,
+                                       const RoundedRow* rows, int index, int v,
+                                       Floats (&sums)[R][kPanelVectors]) {
   constexpr int numbers = numbers_of(kind), bits = bits_of(kind);
   constexpr int num_halves = has_halves(kind) ? 2 : 1;
-  const uint8_t* codes = group + kPanel * kNumbersBytes[numbers] + first * codes_bytes(kind);
-  Ints products[width][num_halves][R] = {};
-  const auto add = [&](const Words (&words)[width], int word) {
+  const uint8_t* codes = group + kPanel * kNumbersBytes[numbers] + v * codes_bytes(kind);
+  Ints products[num_halves][R] = {};
+  const auto add = [&](Words codes, int word) {
     const int half = num_halves == 2 ? word / (kGroupWords / 2) : 0;
 #pragma GCC unroll 6
     for (int i = 0; i < R; ++i) {
       const Words row = repeat_word(rows[i].codes + index * kGroup + word * 4);
-#pragma GCC unroll 4
-      for (int w = 0; w < width; ++w) {
-        products[w][half][i] = add_products(products[w][half][i], words[w], row);
-      }
+      products[half][i] = add_products(products[half][i], codes, row);
     }
   };
 #pragma GCC unroll 8
   for (int word = 0; word < (bits == 8 ? kGroupWords : kGroupWords / 2); ++word) {
-    Words words[width];
-#pragma GCC unroll 4
-    for (int w = 0; w < width; ++w) {
-      const uint8_t* at = codes + w * codes_bytes(kind) + word * sizeof(Words);
-      words[w] = load_as<Words>(at);
-    }
+    const uint8_t* at = codes + word * sizeof(Words);
+    if constexpr (R == 1 && bits == 8) __builtin_prefetch(at + kGroupBytesAhead);
+    const Words words = load_as<Words>(at);
     if constexpr (bits == 8) {
       add(words, word);
     } else {
-      Words low[width], high[width];
-#pragma GCC unroll 4
-      for (int w = 0; w < width; ++w) {
-        low[w] = low_codes(words[w]);
-        high[w] = high_codes(words[w]);
-      }
-      add(low, word);
-      add(high, word + kGroupWords / 2);
+      add(low_codes(words), word);
+      add(high_codes(words), word + kGroupWords / 2);
     }
   }
-#pragma GCC unroll 4
-  for (int w = 0; w < width; ++w) {
-    const int v = first + w, at = v * kLanes;
-    if constexpr (has_halves(kind)) {
-      Floats scales[2];
-      if constexpr (numbers == kHalves) {
-        const Floats of_block = load_float16(head + 2 * at);
-        scales[0] = as_floats(load_signed(group + at)) * of_block;
-        scales[1] = as_floats(load_signed(group + kPanel + at)) * of_block;
-      } else {
-        scales[0] = load_float16(group + 2 * at);
-        scales[1] = load_float16(group + 2 * (kPanel + at));
-      }
-#pragma GCC unroll 6
-      for (int i = 0; i < R; ++i) {
-        const int32_t* row_sums = rows[i].half_sums + 2 * index;
-        const Floats first = as_floats(products[w][0][i] - zero_of(kind) * row_sums[0]);
-        const Floats second = as_floats(products[w][1][i] - zero_of(kind) * row_sums[1]);
-        sums[i][v] += (first * scales[0] + second * scales[1]) * rows[i].scales[index];
-      }
+  const int at = v * kLanes;
+  if constexpr (has_halves(kind)) {
+    Floats scales[2];
+    if constexpr (numbers == kHalves) {
+      const Floats of_block = load_float16(head + 2 * at);
+      scales[0] = as_floats(load_signed(group + at)) * of_block;
+      scales[1] = as_floats(load_signed(group + kPanel + at)) * of_block;
     } else {
-      Floats scale, offset{};
-      Ints zero{};
-      if constexpr (numbers == kSub) {
-        scale = as_floats(load_unsigned(group + at)) * load_float16(head + 2 * at);
-        offset = as_floats(load_unsigned(group + kPanel + at)) *
-                 load_float16(head + 2 * (kPanel + at));
-      } else {
-        scale = load_float16(group + 2 * at);
-        if constexpr (numbers == kOffset) offset = load_float16(group + 2 * (kPanel + at));
-        if constexpr (numbers == kZero) zero = load_unsigned(group + 2 * kPanel + at);
-      }
-#pragma GCC unroll 6
-      for (int i = 0; i < R; ++i) {
-        Ints centred = products[w][0][i];
-        if constexpr (numbers == kZero) {
-          centred -= zero * rows[i].code_sums[index];
-        } else if constexpr (zero_of(kind) != 0) {
-          centred -= zero_of(kind) * rows[i].code_sums[index];
-        }
-        sums[i][v] += as_floats(centred) * rows[i].scales[index] * scale;
-        if constexpr (has_offsets(kind)) sums[i][v] -= offset * rows[i].sums[index];
-      }
+      scales[0] = load_float16(group + 2 * at);
+      scales[1] = load_float16(group + 2 * (kPanel + at));
     }
-  }
-}
-
-// sums[i][v] += the products of a group with R rows. With few rows, all vectors are multiplied with a
-// word of a row before the next word is loaded; with more, the sums of one vector fill the registers.
-template <int R, int kind>
-SPLITSERVE_INLINE void multiply_group(const uint8_t* group, const uint8_t* head,
-                                      const RoundedRow* rows, int index,
-                                      Floats (&sums)[R][kPanelVectors]) {
-  constexpr int width = R <= 2 ? kPanelVectors : 1;
-#pragma GCC unroll 4
-  for (int v = 0; v < kPanelVectors; v += width) {
-    multiply_vectors<R, kind, width>(group, head, rows, index, v, sums);
+#pragma GCC unroll 6
+    for (int i = 0; i < R; ++i) {
+      const int32_t* row_sums = rows[i].half_sums + 2 * index;
+      const Floats first = as_floats(products[0][i] - zero_of(kind) * row_sums[0]);
+      const Floats second = as_floats(products[1][i] - zero_of(kind) * row_sums[1]);
+      sums[i][v] += (first * scales[0] + second * scales[1]) * rows[i].scales[index];
+    }
+  } else {
+    Floats scale, offset{};
+    Ints zero{};
+    if constexpr (numbers == kSub) {
+      scale = as_floats(load_unsigned(group + at)) * load_float16(head + 2 * at);
+      offset = as_floats(load_unsigned(group + kPanel + at)) *
+               load_float16(head + 2 * (kPanel + at));
+    } else {
+      scale = load_float16(group + 2 * at);
+      if constexpr (numbers == kOffset) offset = load_float16(group + 2 * (kPanel + at));
+      if constexpr (numbers == kZero) zero = load_unsigned(group + 2 * kPanel + at);
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < R; ++i) {
+      Ints centred = products[0][i];
+      if constexpr (numbers == kZero) {
+        centred -= zero * rows[i].code_sums[index];
+      } else if constexpr (zero_of(kind) != 0) {
+        centred -= zero_of(kind) * rows[i].code_sums[index];
+      }
+      sums[i][v] += as_floats(centred) * rows[i].scales[index] * scale;
+      if constexpr (has_offsets(kind)) sums[i][v] -= offset * rows[i].sums[index];
+    }
   }
 }
 
@@ -284,8 +261,11 @@ inline void multiply_groups(const uint8_t* panel, int first, int count, const Ro
     }
   }
   for (int index = first; index < first + count; ++index) {
-    multiply_group<R, kind>(panel + group_offset(kind, index), panel + head_offset(kind, index),
-                            rows, index, sums);
+#pragma GCC unroll 4
+    for (int v = 0; v < kPanelVectors; ++v) {
+      multiply_vector<R, kind>(panel + group_offset(kind, index), panel + head_offset(kind, index),
+                               rows, index, v, sums);
+    }
   }
   for (int i = 0; i < R; ++i) {
     for (int v = 0; v < kPanelVectors; ++v) store(out + i * kPanel + v * kLanes, sums[i][v]);
