@@ -3,13 +3,8 @@
 from executor_service.checkpoint.folder import Checkpoint, check_directory, resolve_checkpoint
 from executor_service.checkpoint.generation_config import GenerationConfig, read_generation_config
 from executor_service.checkpoint.gguf_tokenizer import TokenizerUnknown, build_gguf_tokenizer
-from executor_service.checkpoint.model_loader import (
-    ModelConfig,
-    is_kv_scale,
-    load_model,
-    read_kv_scales,
-    read_model,
-)
+from executor_service.checkpoint.kv_scales import is_kv_scale, read_kv_scales
+from executor_service.checkpoint.model_loader import ModelConfig, load_model, read_model
 from executor_service.checkpoint.quantised_layers import round_linears
 from executor_service.checkpoint.tokenizer_files import (
     ModelTokenizer,

@@ -5,6 +5,7 @@ Shape letters: N outputs, K inputs, V vocabulary, W width of the model.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,18 +21,12 @@ from splitserve_kernels.packed_weight import PackedWeight, StoredWeight
 _GROUP_SIZE, _NUM_STEPS = 32, 127
 
 
-class QuantizedLinear(nn.Module):
-    """Replacement of an `nn.Linear` that reads and dequantises its weights at each use.
+class QuantizedLayer(nn.Module, ABC):
+    """Layer whose weights stay in their file; they are read and dequantised at each use."""
 
-    Native kernels replace it; it is their reference. `stored`: weights [N, K].
-    """
-
-    def __init__(self, stored: StoredWeight, bias: nn.Parameter | None) -> None:
+    def __init__(self, stored: StoredWeight) -> None:
         super().__init__()
-        self.out_features, self.in_features = stored.shape
-        self.bias = bias
         self._stored = [stored]  # in a list: copies of the module share it
-        self.rounds_rows = False
 
     @property
     def stored(self) -> StoredWeight:
@@ -41,6 +36,28 @@ class QuantizedLinear(nn.Module):
     def release(self) -> None:
         """Forgets the weights; the layer cannot run any more."""
         self._stored.clear()
+
+    @abstractmethod
+    def dense(
+        self, dtype: torch.dtype, device: torch.device, num_first: int | None = None
+    ) -> nn.Module:
+        """Returns the layer with plain weights in `dtype` on `device`.
+
+        `num_first`: only the first outputs, or rows of an embedding; None for all.
+        """
+
+
+class QuantizedLinear(QuantizedLayer):
+    """Replacement of an `nn.Linear` that reads and dequantises its weights at each use.
+
+    Native kernels replace it; it is their reference. `stored`: weights [N, K].
+    """
+
+    def __init__(self, stored: StoredWeight, bias: nn.Parameter | None) -> None:
+        super().__init__(stored)
+        self.out_features, self.in_features = stored.shape
+        self.bias = bias
+        self.rounds_rows = False
 
     def forward(self, rows: Tensor) -> Tensor:
         """Multiplies `rows` [..., K]. Returns [..., N]."""
@@ -55,14 +72,11 @@ class QuantizedLinear(nn.Module):
         return output if self.bias is None else output + self.bias
 
     def dense(
-        self, dtype: torch.dtype, device: torch.device, num_outputs: int | None = None
+        self, dtype: torch.dtype, device: torch.device, num_first: int | None = None
     ) -> nn.Linear:
-        """Returns the layer with plain weights in `dtype` on `device`.
-
-        `num_outputs`: only the first; None for all.
-        """
-        weight = self.stored.dequantized(dtype, num_outputs, device)
-        bias = None if self.bias is None else self.bias.detach()[:num_outputs].to(device, dtype)
+        """Returns a plain linear layer, see `QuantizedLayer`."""
+        weight = self.stored.dequantized(dtype, num_first, device)
+        bias = None if self.bias is None else self.bias.detach()[:num_first].to(device, dtype)
         return plain_linear(weight, bias)
 
 
@@ -97,25 +111,15 @@ def rounded_to_float8(rows: Tensor) -> Tensor:
     return ((numbers / scales).to(torch.float8_e4m3fn).float() * scales).to(rows.dtype)
 
 
-class QuantizedEmbedding(nn.Module):
+class QuantizedEmbedding(QuantizedLayer):
     """Replacement of an `nn.Embedding` that reads and dequantises the rows that are looked up.
 
     `stored`: weights [V, W].
     """
 
     def __init__(self, stored: StoredWeight) -> None:
-        super().__init__()
+        super().__init__(stored)
         self.num_embeddings, self.embedding_dim = stored.shape
-        self._stored = [stored]  # in a list: copies of the module share it
-
-    @property
-    def stored(self) -> StoredWeight:
-        """The weights."""
-        return self._stored[0]
-
-    def release(self) -> None:
-        """Forgets the weights; the layer cannot run any more."""
-        self._stored.clear()
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Looks up `token_ids` [...] int64. Returns [..., W]."""
@@ -125,20 +129,14 @@ class QuantizedEmbedding(nn.Module):
         return torch.cat(rows)[places]
 
     def dense(
-        self, dtype: torch.dtype, device: torch.device, num_embeddings: int | None = None
+        self, dtype: torch.dtype, device: torch.device, num_first: int | None = None
     ) -> nn.Embedding:
-        """Returns the layer with plain weights in `dtype` on `device`.
-
-        `num_embeddings`: only the first; None for all.
-        """
-        weight = self.stored.dequantized(dtype, num_embeddings, device)
+        """Returns a plain embedding, see `QuantizedLayer`."""
+        weight = self.stored.dequantized(dtype, num_first, device)
         with torch.device("meta"):
             plain = nn.Embedding(*weight.shape)
         plain.weight = nn.Parameter(weight, requires_grad=False)
         return plain
-
-
-QuantizedLayer = QuantizedLinear | QuantizedEmbedding
 
 
 def quantized_layers(model: nn.Module) -> list[QuantizedLayer]:

@@ -57,7 +57,7 @@ class LinearWeights:
         return self.weight.dtype if self.stored is None else self.stored.dtype
 
     def is_same_as(self, other: LinearWeights) -> bool:
-        """Returns whether the weights are those of `other`, in the same memory or file."""
+        """Returns whether both layers share their weights, as tied ones do; biases may differ."""
         if self.stored is not None or other.stored is not None:
             return self.stored is other.stored
         is_at_same_place = self.weight.data_ptr() == other.weight.data_ptr()

@@ -348,7 +348,7 @@ def _first_input(
 
 @triton.constexpr_function
 def _begins_group(part: int, num_parts: int, part_size: int, group_size: int) -> bool:
-    """Returns whether `part` may be in another group than the one before."""
+    """Returns whether scales must be loaded again: `part` may begin a new group of inputs."""
     chunk = num_parts * part_size
     is_aligned = group_size > 0 and (chunk % group_size == 0 or group_size % chunk == 0)
     return part == 0 or (group_size > 0 and (not is_aligned or part * part_size % group_size == 0))

@@ -14,7 +14,6 @@ import transformers
 from gguf import GGMLQuantizationType, quants
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from executor_service.backends import AUTO, choose_compute
 from executor_service.checkpoint import ModelConfig, load_model
@@ -23,7 +22,11 @@ from executor_service.model import LoadedModel, quantized_layers
 from executor_service.trials import try_experts
 from tests.support.models.gguf_writer import write_gguf
 from tests.support.models.tiny_models import edit_json, make_tiny_model
-from tests.unit.executor.checkpoint.test_quantised_checkpoints import CASES, logits
+from tests.unit.executor.checkpoint.test_quantised_checkpoints import (
+    CASES,
+    logits,
+    write_published_experts,
+)
 from tests.unit.executor.quantization.test_gguf_model import EXPERTS, OSS
 
 # Files of GGUF: architecture of transformers and of llama.cpp, metadata, type.
@@ -92,33 +95,13 @@ def _separate_layers(folder: Path, case: str) -> tuple[Path, Any]:
     return folder, model
 
 
-def _published(folder: Path) -> tuple[Path, Any]:
-    """Writes gpt-oss as it is published."""
-    make_tiny_model("gpt_oss", folder)
-    generator = torch.Generator().manual_seed(5)
-    plain = load_file(folder / "model.safetensors")
-    stored = dict(plain)
-    for name in [name for name in plain if name.endswith(("gate_up_proj", "down_proj"))]:
-        num_experts, num_inputs, num_outputs = stored.pop(name).shape
-        shape = (num_experts, num_outputs, num_inputs // 32)
-        blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
-        scales = torch.randint(122, 126, shape, dtype=torch.uint8, generator=generator)
-        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        plain[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
-    save_file(plain, folder / "model.safetensors", {"format": "pt"})
-    model = _plain(folder)
-    save_file(stored, folder / "model.safetensors", {"format": "pt"})
-    edit_json(folder / "config.json", quantization_config={"quant_method": "mxfp4"})
-    return folder, model
-
-
 WRITERS: dict[str, Callable[[Path], tuple[Path, Any]]] = {
     **{f"gguf_{name}": partial(_gguf, architecture=name) for name in FILES},
     **{
         f"qwen3_moe_{case}": partial(_separate_layers, case=case)
         for case in ("awq", "gptq_act_order", "float8_blocks", "w4a16")
     },
-    "published_gpt_oss": _published,
+    "published_gpt_oss": lambda folder: (folder, write_published_experts(folder)),
 }
 
 

@@ -228,10 +228,14 @@ def test_experts_have_the_logits_of_their_dequantised_weights(tmp_path: Path) ->
     torch.testing.assert_close(logits(loaded.model), logits(model.eval()), rtol=1e-4, atol=1e-4)
 
 
-def test_published_experts_have_the_logits_of_their_dequantised_weights(tmp_path: Path) -> None:
-    make_tiny_model("gpt_oss", tmp_path)
+def write_published_experts(folder: Path) -> Any:  # noqa: ANN401
+    """Writes gpt-oss as it is published.
+
+    Returns the model of `transformers` with the weights that it stands for, float32.
+    """
+    make_tiny_model("gpt_oss", folder)
     generator = torch.Generator().manual_seed(5)
-    plain = load_file(tmp_path / "model.safetensors")
+    plain = load_file(folder / "model.safetensors")
     stored = dict(plain)
     for name in [name for name in plain if name.endswith(("gate_up_proj", "down_proj"))]:
         num_experts, num_inputs, num_outputs = stored.pop(name).shape
@@ -240,14 +244,19 @@ def test_published_experts_have_the_logits_of_their_dequantised_weights(tmp_path
         scales = torch.randint(122, 126, shape, dtype=torch.uint8, generator=generator)
         stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         plain[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
-    save_file(plain, tmp_path / "model.safetensors", {"format": "pt"})
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
-    edit_json(tmp_path / "config.json", quantization_config={"quant_method": "mxfp4"})
+    save_file(plain, folder / "model.safetensors", {"format": "pt"})
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    edit_json(folder / "config.json", quantization_config={"quant_method": "mxfp4"})
+    return model.eval()
+
+
+def test_published_experts_have_the_logits_of_their_dequantised_weights(tmp_path: Path) -> None:
+    model = write_published_experts(tmp_path)
 
     loaded = load_model(ModelConfig(str(tmp_path), dtype="float32"))
 
-    torch.testing.assert_close(logits(loaded.model), logits(model.eval()), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(loaded.model), logits(model), rtol=1e-4, atol=1e-4)
 
 
 def test_checkpoint_is_refused_when_a_layer_lacks_its_scales(tmp_path: Path) -> None:
