@@ -26,7 +26,6 @@ from splitserve_kernels.packed_weight import (
 _GROUP, _BLOCK = 32, 256
 # Numbers of a group, as in group_weights.h.
 _SCALE, _ZERO, _OFFSET, _SUB, _HALVES, _SCALE_HALVES, _FLOAT8 = range(7)
-_ZERO_OF_4_BITS, _ZERO_OF_8_BITS = 8, 128
 # The largest scale of an output, in float16, unless the scales are float16 already: small ones
 # keep their bits, and offsets of some times the scale have room.
 _LARGEST_SCALE = 2.0**6
@@ -36,18 +35,18 @@ _LARGEST_SCALE = 2.0**6
 class _Form:
     """Layout of a weight in panels. `numbers`, `kind`: as in group_weights.h.
 
-    `codes`: [2 ** bits] uint8, the code in the panels of each code; None if it stays. `factor`: of
-    the scales, so that the values of codes are integers.
+    `num_bits`: 4, 6 or 8. `codes`: [2 ** bits] uint8, the code in the panels of each code; None if
+    it stays. `factor`: of the scales, so that the values of codes are integers.
     """
 
     numbers: int
-    is_8_bits: bool
+    num_bits: int
     codes: Tensor | None
     factor: float
 
     @property
     def kind(self) -> int:
-        return 2 * self.numbers + self.is_8_bits
+        return 3 * self.numbers + (self.num_bits - 4) // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ def _form(stored: StoredWeight) -> _Form:
     if group_size != 16 and group_size % _GROUP:
         raise NotPackable(f"groups have {group_size} inputs")
     if _is_float8(weight):
-        return _Form(_FLOAT8, is_8_bits=True, codes=None, factor=1.0)
+        return _Form(_FLOAT8, num_bits=8, codes=None, factor=1.0)
     is_plain = weight.values is None
     if not is_plain and (weight.offsets is not None or weight.zero_points is not None):
         raise NotPackable("codes of a table have zero points or offsets")
@@ -139,10 +138,11 @@ def _form(stored: StoredWeight) -> _Form:
         numbers = _OFFSET
     else:
         numbers = _ZERO if is_plain else _SCALE
-    codes, is_8_bits, factor = None, weight.num_bits > 4, 1.0
     if weight.values is not None:
-        codes, is_8_bits, factor = _integers(weight.values)
-    return _Form(numbers, is_8_bits, codes, factor)
+        return _Form(numbers, *_integers(weight.values))
+    widths = (4, 8) if numbers == _ZERO else (4, 6, 8)
+    num_bits = next(width for width in widths if weight.num_bits <= width)
+    return _Form(numbers, num_bits, codes=None, factor=1.0)
 
 
 def _is_float8(weight: PackedWeight) -> bool:
@@ -169,8 +169,8 @@ def _numbers_of_blocks(weight: PackedWeight, num_inputs: int) -> int:
     return _SUB
 
 
-def _integers(values: Tensor) -> tuple[Tensor, bool, float]:
-    """Returns the codes of `values` in panels, whether these have 8 bits, and the scales' factor.
+def _integers(values: Tensor) -> tuple[int, Tensor, float]:
+    """Returns the bits of a code in panels, the codes of `values` there, and the scales' factor.
 
     Raises NotPackable if the values are no integers times a number.
     """
@@ -180,11 +180,11 @@ def _integers(values: Tensor) -> tuple[Tensor, bool, float]:
             break
     else:
         raise NotPackable("the numbers of codes are no integers")
-    is_8_bits = float(integers.min()) < -8 or float(integers.max()) > 7
-    codes = integers + (_ZERO_OF_8_BITS if is_8_bits else _ZERO_OF_4_BITS)
-    if float(codes.max()) > 255:
-        raise NotPackable("the numbers of codes are above 127")
-    return codes.to(torch.uint8), is_8_bits, factor
+    for num_bits in (4, 6, 8):
+        codes = integers + 2 ** (num_bits - 1)
+        if float(codes.min()) >= 0 and float(codes.max()) < 2**num_bits:
+            return num_bits, codes.to(torch.uint8), factor
+    raise NotPackable("the numbers of codes are above 127")
 
 
 def _pack_rows(

@@ -178,6 +178,20 @@ def test_pack_groups_joins_kinds_when_each_has_panels_of_its_own(library: Native
     assert torch.equal(linear(library, joined, rows), torch.cat(apart, dim=1))
 
 
+@pytest.mark.parametrize(
+    ("kind", "num_bits"),
+    [("3_bits", 4), ("5_bits", 6), ("8_bits", 8), ("blocks_5_bits", 6), ("halves_6_bits", 6)],
+)
+def test_codes_take_4_or_6_or_8_bits_in_memory(
+    library: NativeLibrary, kind: str, num_bits: int
+) -> None:
+    weight = random_weight(kind, library.panel)
+    packed = _packed(library, weight, has_bias=False)
+    bits_per_weight = 8 * packed.panels.nbytes / (library.panel * weight.shape[1])
+    # The numbers of a group of 32 take at most 32 bits.
+    assert num_bits < bits_per_weight < num_bits + 1.01
+
+
 def test_pack_groups_raises_when_kinds_share_a_panel(library: NativeLibrary) -> None:
     halves = np.array_split(np.arange(library.panel, dtype=np.int32), 2)
     parts = [

@@ -41,7 +41,8 @@ class Sickness(Enum):
 class RiggedRunner:
     """Computes as `runner` does, as long as no row is harmful, and there is no file `sickness`.
 
-    `garbled`: rows, by step, whose answer is to have a token that there is not.
+    `garbled`: rows, by step, whose answer is to have a token that there is not. Of the latest step
+    with this id: another scheduler numbers its own steps.
     """
 
     runner: Runner
@@ -49,10 +50,11 @@ class RiggedRunner:
     garbled: dict[int, Rows] = field(default_factory=dict)
 
     def begin(self, step: StepInput) -> PendingStep | None:
+        harmful = _rows_that_harm(step)
+        self.garbled[step.step_id] = harmful[step.seeds[harmful] == OUT_OF_RANGE_SEED]
         sickness = self._sickness()
         if sickness is Sickness.STEPS_FAIL:
             raise RuntimeError("the device is broken")
-        harmful = _rows_that_harm(step)
         if DEADLY_SEED in step.seeds[harmful]:
             os.kill(os.getpid(), signal.SIGKILL)
         pending = self.runner.begin(step)
@@ -60,7 +62,6 @@ class RiggedRunner:
             return _WithoutNumbers(pending, np.flatnonzero(step.samples))
         if pending is None or not harmful.size:
             return pending
-        self.garbled[step.step_id] = harmful[step.seeds[harmful] == OUT_OF_RANGE_SEED]
         return _WithoutNumbers(pending, harmful[step.seeds[harmful] == NOT_A_NUMBER_SEED])
 
     def _sickness(self) -> Sickness | None:
@@ -71,10 +72,11 @@ class RiggedRunner:
 
     def answer(self, answer: StepAnswer) -> StepAnswer:
         """What the scheduler is told in its place; the executor itself goes on with the truth."""
-        if answer.output is None or answer.step_id not in self.garbled:
+        garbled = self.garbled.get(answer.step_id)
+        if answer.output is None or garbled is None or not garbled.size:
             return answer
         tokens = answer.output.sampled_token_ids.copy()
-        tokens[self.garbled[answer.step_id]] = _NO_TOKEN_OF_ANY
+        tokens[garbled] = _NO_TOKEN_OF_ANY
         return replace(answer, output=replace(answer.output, sampled_token_ids=tokens))
 
 

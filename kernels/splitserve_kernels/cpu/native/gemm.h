@@ -308,8 +308,8 @@ template <int kind = 0>
 inline void multiply_groups_of(int of_panel, const uint8_t* panel, int first, int count,
                                const RoundedRow* rows, int num_rows, float* sums) {
   if constexpr (kind < kNumRoundedKinds) {
-    if (of_panel == kind) {
-      multiply_groups_of<kind>(panel, first, count, rows, num_rows, sums);
+    if (is_used(kind) && of_panel == kind) {
+      multiply_groups_of<is_used(kind) ? kind : 0>(panel, first, count, rows, num_rows, sums);
     } else {
       multiply_groups_of<kind + 1>(of_panel, panel, first, count, rows, num_rows, sums);
     }

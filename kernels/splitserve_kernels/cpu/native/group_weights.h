@@ -1,4 +1,4 @@
-// Weights as codes of 4 or 8 bits, with numbers for each group of kGroup inputs.
+// Weights as codes of 4, 6 or 8 bits, with numbers for each group of kGroup inputs.
 //
 //     weight[n][k] = scale[n][g] * (code[n][k] - zero[n][g]) - offset[n][g],   g = k / kGroup
 //
@@ -11,6 +11,8 @@
 // the other for all outputs of the panel, then for each vector of outputs its codes. Codes of 8
 // bits: [kGroup / 4][kLanes][4 inputs]. Codes of 4 bits have two such words in one byte each: the
 // word of inputs 4i .. 4i + 3 in the lower halves, that of inputs kGroup / 2 + 4i in the upper ones.
+// Codes of 6 bits have their lower 4 bits so, and then two words with the upper 2 bits, one for each
+// half of the inputs: those of its word i are bits 2i and 2i + 1 of the bytes.
 // Some kinds have numbers for kBlockGroups groups before the first of them.
 #pragma once
 
@@ -43,17 +45,18 @@ enum Numbers {
   kScaleHalves,  // float16 scales of both halves
   kFloat8,       // a float16 scale; codes are floats of 8 bits (e4m3), rows are never rounded
 };
-constexpr int kNumRoundedKinds = 2 * kFloat8;
+constexpr int kNumRoundedKinds = 3 * kFloat8;
 
-constexpr int numbers_of(int kind) { return kind / 2; }
-constexpr int bits_of(int kind) { return kind % 2 ? 8 : 4; }
+constexpr int numbers_of(int kind) { return kind / 3; }
+constexpr int bits_of(int kind) { return 4 + kind % 3 * 2; }
+constexpr bool is_used(int kind) { return bits_of(kind) != 6 || numbers_of(kind) != kZero; }
 constexpr bool has_offsets(int kind) { return numbers_of(kind) == kOffset || numbers_of(kind) == kSub; }
 constexpr bool has_halves(int kind) {
   return numbers_of(kind) == kHalves || numbers_of(kind) == kScaleHalves;
 }
 constexpr int zero_of(int kind) {
   if (has_offsets(kind) || numbers_of(kind) == kFloat8) return 0;
-  return bits_of(kind) == 4 ? 8 : 128;
+  return 1 << (bits_of(kind) - 1);
 }
 
 constexpr int kNumbersBytes[] = {2, 3, 4, 2, 2, 4, 2}, kHeadBytes[] = {0, 0, 0, 4, 2, 0, 0};
@@ -167,9 +170,16 @@ SPLITSERVE_INLINE Ints add_products(Ints sum, Words codes, Words row) {
 #endif
 }
 
-// Words of codes of 4 bits.
-SPLITSERVE_INLINE Words low_codes(Words both) { return both & 0x0f0f0f0fu; }
-SPLITSERVE_INLINE Words high_codes(Words both) { return both >> 4 & 0x0f0f0f0fu; }
+// Word `word` of a vector's codes.
+SPLITSERVE_INLINE Words code_word(int bits, const uint8_t* codes, int word) {
+  const auto load_word = [&](int i) { return load_as<Words>(codes + i * sizeof(Words)); };
+  if (bits == 8) return load_word(word);
+  const int i = word % (kGroupWords / 2), half = word / (kGroupWords / 2);
+  const Words lower = (half ? load_word(i) >> 4 : load_word(i)) & 0x0f0f0f0fu;
+  if (bits == 4) return lower;
+  const Words upper = load_word(kGroupWords / 2 + half);
+  return lower | ((i < 2 ? upper << (4 - 2 * i) : upper >> (2 * i - 4)) & 0x30303030u);
+}
 
 // How far ahead of their use codes of 8 bits are fetched for a single row: it takes little time for
 // a code.
@@ -194,16 +204,13 @@ SPLITSERVE_INLINE void multiply_vector(const uint8_t* group, const uint8_t* head
     }
   };
 #pragma GCC unroll 8
-  for (int word = 0; word < (bits == 8 ? kGroupWords : kGroupWords / 2); ++word) {
-    const uint8_t* at = codes + word * sizeof(Words);
-    if constexpr (R == 1 && bits == 8) __builtin_prefetch(at + kGroupBytesAhead);
-    const Words words = load_as<Words>(at);
-    if constexpr (bits == 8) {
-      add(words, word);
-    } else {
-      add(low_codes(words), word);
-      add(high_codes(words), word + kGroupWords / 2);
+  for (int i = 0; i < kGroupWords; ++i) {
+    if constexpr (R == 1 && bits == 8) {
+      __builtin_prefetch(codes + i * sizeof(Words) + kGroupBytesAhead);
     }
+    // Both halves of a word of codes of 4 bits, one after the other.
+    const int word = bits == 8 ? i : i / 2 + i % 2 * (kGroupWords / 2);
+    add(code_word(bits, codes, word), word);
   }
   const int at = v * kLanes;
   if constexpr (has_halves(kind)) {
@@ -356,13 +363,7 @@ inline void unpack_group(int kind, const uint8_t* group, const uint8_t* head, ui
       const Floats shift = -(numbers.zero * numbers.scale) - numbers.offset;
       for (int i = 0; i < kGroupWords / 2; ++i) {
         const int word = half * (kGroupWords / 2) + i;
-        Words four;
-        if (bits_of(kind) == 8) {
-          four = load_as<Words>(codes + word * sizeof(Words));
-        } else {
-          const Words both = load_as<Words>(codes + i * sizeof(Words));
-          four = half ? high_codes(both) : low_codes(both);
-        }
+        const Words four = code_word(bits_of(kind), codes, word);
         Floats weights[4];
         for (int input = 0; input < 4; ++input) {
           const Words byte = four >> (8 * input) & 0xff;
@@ -397,7 +398,11 @@ inline void unpack_lane(int kind, const uint8_t* group, const uint8_t* head, int
     for (int i = 0; i < kHalf; ++i) {
       const int word = bits_of(kind) == 8 ? half * (kGroupWords / 2) + i / 4 : i / 4;
       uint8_t byte = codes[word * sizeof(Words) + i % 4];
-      if (bits_of(kind) == 4) byte = half ? byte >> 4 : byte & 15;
+      if (bits_of(kind) != 8) byte = half ? byte >> 4 : byte & 15;
+      if (bits_of(kind) == 6) {
+        const uint8_t upper = codes[(kGroupWords / 2 + half) * sizeof(Words) + i % 4];
+        byte |= (upper >> (2 * word) & 3) << 4;
+      }
       const float code =
           numbers_of(kind) == kFloat8 ? from_e4m3(splat_word(byte))[0] : float(byte);
       out[half * kHalf + i] = (code - zero) * scale - offset;
@@ -512,11 +517,25 @@ inline void pack_group_row(const GroupRows& rows, int row, int kind, uint8_t* pa
     }
     const uint8_t* from = rows.codes + size_t(row) * rows.num_inputs + index * kGroup;
     uint8_t* codes = group + kPanel * kNumbersBytes[numbers] + v * codes_bytes(kind);
-    const int num_words = bits_of(kind) == 8 ? kGroupWords : kGroupWords / 2;
-    for (int word = 0; word < num_words; ++word) {
-      uint32_t packed = load_as<uint32_t>(from + 4 * word);
-      if (bits_of(kind) == 4) packed |= load_as<uint32_t>(from + kHalf + 4 * word) << 4;
-      memcpy(codes + size_t(word * kLanes + in_vector) * 4, &packed, 4);
+    const auto put_word = [&](int word, uint32_t bits) {
+      memcpy(codes + size_t(word * kLanes + in_vector) * 4, &bits, 4);
+    };
+    uint32_t upper[2] = {};
+    for (int word = 0; word < kGroupWords; ++word) {
+      const uint32_t four = load_as<uint32_t>(from + 4 * word);
+      if (bits_of(kind) == 8) {
+        put_word(word, four);
+        continue;
+      }
+      const int i = word % (kGroupWords / 2), half = word / (kGroupWords / 2);
+      if (half == 0) {
+        const uint32_t other = load_as<uint32_t>(from + kHalf + 4 * i);
+        put_word(i, (four & 0x0f0f0f0fu) | (other & 0x0f0f0f0fu) << 4);
+      }
+      upper[half] |= (four >> 4 & 0x03030303u) << (2 * i);
+    }
+    if (bits_of(kind) == 6) {
+      for (int half = 0; half < 2; ++half) put_word(kGroupWords / 2 + half, upper[half]);
     }
   }
 }
