@@ -27,7 +27,7 @@ GOOGLEAPIS_VERSION := 1.70.0
 # Packages of the Node tests, by their lockfiles.
 NODE := clients/examples/node/node_modules/.ready tests/clients/node/node_modules/.ready
 PACKAGES := scheduler_service executor_service common/splitserve_contract common/splitserve_common \
-	common/splitserve_rpc common/splitserve_options \
+	common/splitserve_rpc common/splitserve_options common/splitserve_adapters \
 	common/splitserve_grammars common/splitserve_keys common/splitserve_metrics common/splitserve_tracing \
 	kernels/splitserve_kernels clients/splitserve_text clients/splitserve_client clients/splitserve_cli \
 	clients/splitserve_gateway \

@@ -1,5 +1,12 @@
 """Models that attend through the KV pools, and the batches that they compute."""
 
+from executor_service.model.adapter import (
+    AdaptedTokens,
+    Adapter,
+    LoadedAdapters,
+    LowRankUpdate,
+    Target,
+)
 from executor_service.model.input_batch import (
     InputBatch,
     PassRows,
@@ -60,11 +67,15 @@ from executor_service.model.transformers_attention import (
 __all__ = [
     "IMPLEMENTATION_NAME",
     "SCRATCH_BLOCK_SIZE",
+    "AdaptedTokens",
+    "Adapter",
     "ExpectedLogits",
     "InputBatch",
     "LayerKind",
     "LayerStates",
+    "LoadedAdapters",
     "LoadedModel",
+    "LowRankUpdate",
     "MakeModel",
     "PagedModel",
     "PassRows",
@@ -77,6 +88,7 @@ __all__ = [
     "RunningModel",
     "SeparateExperts",
     "TakeStates",
+    "Target",
     "TransformersModel",
     "attending_with",
     "bind",

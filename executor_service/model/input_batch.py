@@ -9,7 +9,7 @@ tokens, A rows whose input token is awaited, M blocks of the longest block table
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from executor_service.device import IntegerArrays, ResidentRows, SampledTokens, Uploads, streams_of
+from executor_service.model.adapter import AdaptedTokens, Adapter
 from executor_service.steps import BoolArray, Int32Array, Int64Array, StepInput
 from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.paged_batch import (
@@ -63,7 +64,7 @@ class PassRows:
 
     `token_ids`: [T] int64, arbitrary where awaited. `num_computed_tokens`: [R] int64.
     `block_tables`: [R, M] int32. `logits_index`: [S + P] int64. `resident`: the block tables that
-    the device keeps; None if it keeps none.
+    the device keeps; None if it keeps none. `adapted`: None if no row has an adapter.
     """
 
     token_ids: Int64Array
@@ -73,6 +74,7 @@ class PassRows:
     logits_index: Int64Array
     awaited: AwaitedInputs | None = None
     resident: ResidentRows | None = None
+    adapted: AdaptedTokens | None = None
 
     @property
     def num_rows(self) -> int:
@@ -160,16 +162,18 @@ def build_input_batch(
     uploads: Uploads | None = None,
     tables: Tensor | None = None,
     max_joined: int = 0,
+    adapters: Mapping[str, Adapter] | None = None,
 ) -> InputBatch:
     """Builds the forward pass that computes `rows`, rising indexes into the rows of `step`.
 
     `sampled`: tokens that the step awaits; None if it awaits none. `uploads`: uploads to `device`;
     None for new ones. `tables`: block tables of all row ids on the device, as in `ResidentRows`;
     None for those of the step. `max_joined`: rows of the step that follow each other are joined to
-    one row of the pass if at most this many rows of the pass then have several tokens.
+    one row of the pass if at most this many rows of the pass then have several tokens. `adapters`:
+    those of the rows, by name; None if no row has any.
     """
     selected = np.asarray(rows, dtype=np.int64)
-    readout, pass_rows = lay_out(step, selected, block_size, sampled, tables, max_joined)
+    readout, pass_rows = lay_out(step, selected, block_size, sampled, tables, max_joined, adapters)
     return InputBatch(readout, pass_rows, uploads or Uploads(device, streams_of(device)))
 
 
@@ -180,6 +184,7 @@ def lay_out(
     sampled: SampledTokens | None,
     resident_tables: Tensor | None = None,
     max_joined: int = 0,
+    adapters: Mapping[str, Adapter] | None = None,
 ) -> tuple[Readout, PassRows]:
     """Lays out the rows `selected` of `step`, and returns their readout.
 
@@ -192,7 +197,7 @@ def lay_out(
     if not is_joined and len(selected) == step.num_rows == len(step.token_ids):
         scores_prompt = step.sampling_params.num_prompt_logprobs >= 0
         if not np.count_nonzero(scores_prompt):
-            return _lay_out_decodes(step, selected, block_size, sampled, resident_tables)
+            return _lay_out_decodes(step, selected, block_size, sampled, resident_tables, adapters)
     new = np.add.reduceat(new_of_line, first_lines) if is_joined else new_of_line
     # Order of the rows in the pass, and their computed tokens.
     order = np.argsort(new > 1, kind="stable")
@@ -231,7 +236,10 @@ def lay_out(
     resident = None
     if resident_tables is not None:
         resident = ResidentRows(resident_tables, step.row_ids[rows_in_order].astype(np.int64))
-    rows = PassRows(token_ids, computed[order], tables, layout, logits_index, awaited, resident)
+    adapted = _adapted(step, selected, line_of_token, input_indexes, adapters)
+    rows = PassRows(
+        token_ids, computed[order], tables, layout, logits_index, awaited, resident, adapted
+    )
     return readout, rows
 
 
@@ -254,6 +262,7 @@ def _lay_out_decodes(
     block_size: int,
     sampled: SampledTokens | None,
     resident_tables: Tensor | None,
+    adapters: Mapping[str, Adapter] | None,
 ) -> tuple[Readout, PassRows]:
     """Lays out a whole step with one input token a row, which most steps are."""
     computed, tables = step.num_computed_tokens.astype(np.int64), step.block_tables
@@ -271,8 +280,33 @@ def _lay_out_decodes(
         logits_index=sampling_rows,
         awaited=_awaited(step, selected, selected, sampled),
         resident=resident,
+        adapted=_adapted(step, selected, selected, selected, adapters),
     )
     return Readout(sampling_rows, none, none), rows
+
+
+def _adapted(
+    step: StepInput,
+    selected: Int64Array,
+    line_of_token: Int64Array,
+    input_indexes: Int64Array,
+    adapters: Mapping[str, Adapter] | None,
+) -> AdaptedTokens | None:
+    """Returns which tokens of the `selected` rows of `step` have an adapter.
+
+    `line_of_token`, `input_indexes`: [T], of each token in the order of the step, its row's index
+    in `selected` and its own in the pass.
+    """
+    if not adapters or not step.adapters:
+        return None
+    names = [step.adapters[row] for row in selected.tolist()]
+    indexes = {name: index for index, name in enumerate(dict.fromkeys(filter(None, names)))}
+    if not indexes:
+        return None
+    of_line = np.array([indexes.get(name, -1) for name in names], np.int32)
+    of_token = np.empty(len(input_indexes), np.int32)
+    of_token[input_indexes] = of_line[line_of_token]
+    return AdaptedTokens(tuple(map(adapters.__getitem__, indexes)), of_token)
 
 
 def send_rows(rows: PassRows, uploads: Uploads) -> PassTensors:

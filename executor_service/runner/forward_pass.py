@@ -15,7 +15,14 @@ from torch import Tensor
 
 from executor_service.device import KVCache, ResidentTables, SampledTokens, Uploads, is_beyond_rows
 from executor_service.errors import StepFailed
-from executor_service.model import InputBatch, LoadedModel, PagedModel, Readout, build_input_batch
+from executor_service.model import (
+    InputBatch,
+    LoadedAdapters,
+    LoadedModel,
+    PagedModel,
+    Readout,
+    build_input_batch,
+)
 from executor_service.runner.static_inputs import MOST_PROMPTS
 from executor_service.sampling import SamplingRows, draw_rows
 from executor_service.steps import (
@@ -66,12 +73,12 @@ class ForwardPass:
     def run(self, step: StepInput) -> ForwardResult:
         """Computes all rows of `step`, at least one.
 
-        A row whose computation raises fails alone, and so does a row that needs an adapter. Raises
+        A row whose computation raises fails alone, and so does a row without its adapter. Raises
         StepFailed if there are several rows and every one raises. An error that no row explains
         (out of memory, a lost device) is passed on.
         """
         rows = np.arange(step.num_rows)
-        errors = _missing_adapters(step)
+        errors = self._batches.missing_adapters(step)
         if not errors:
             return self._run_apart(step, rows)
         rows = np.delete(rows, list(errors))
@@ -152,15 +159,6 @@ class ForwardPass:
         return read, table[computed // block_size : -(-end // block_size)].tolist()
 
 
-def _missing_adapters(step: StepInput) -> dict[int, str]:
-    """Returns the error text of each row with an adapter: this executor can apply none."""
-    return {
-        row: f"adapter {name!r} is not available; available: none"
-        for row, name in enumerate(step.adapters)
-        if name
-    }
-
-
 def _copy(result: ForwardResult) -> ForwardResult:
     """Returns `result` with logits that the next forward pass does not overwrite."""
     return replace(
@@ -189,19 +187,30 @@ class PassBatches:
         cache: KVCache,
         uploads: Uploads,
         sampled: SampledTokens | None = None,
+        adapters: LoadedAdapters | None = None,
     ) -> None:
         """Prepares batches for the device of `cache`, to which `uploads` go.
 
-        `sampled`: tokens that steps await; None if no step ever awaits any.
+        `sampled`: tokens that steps await; None if no step ever awaits any. `adapters`: None if the
+        model takes none.
         """
         self._cache = cache
         self._vocab_size = loaded.vocab_size
         self._uploads = uploads
         self._sampled = sampled
+        self._adapters = adapters
         # On a CPU, attention itself reads shared keys only once.
         self._max_joined = 0 if uploads.shares_memory else MOST_PROMPTS
         max_num_blocks = -(-loaded.max_model_len // cache.block_size)
         self._tables = ResidentTables(max_num_blocks, cache.device, uploads)
+
+    def missing_adapters(self, step: StepInput) -> dict[int, str]:
+        """Returns the error text of each row whose adapter is not loaded."""
+        return {
+            row: _why_missing(name, self._adapters)
+            for row, name in enumerate(step.adapters)
+            if name and (self._adapters is None or name not in self._adapters.by_name)
+        }
 
     def of_rows(self, step: StepInput, rows: Int64Array) -> InputBatch:
         """Builds the pass that computes `rows` of `step`, rising indexes, with its draws."""
@@ -217,10 +226,19 @@ class PassBatches:
             self._uploads,
             tables,
             self._max_joined,
+            None if self._adapters is None else self._adapters.by_name,
         )
         sampling_rows = batch.readout.sampling_rows
         batch.draws = lambda: plain_draws(step, sampling_rows, self._vocab_size)
         return batch
+
+
+def _why_missing(name: str, adapters: LoadedAdapters | None) -> str:
+    why = None if adapters is None else adapters.why_not.get(name)
+    if why is not None:
+        return f"adapter {name!r} cannot be loaded: {why}"
+    loaded = [] if adapters is None else list(adapters.by_name)
+    return f"adapter {name!r} is not available; available: {', '.join(loaded) or 'none'}"
 
 
 # -- Draws inside the forward pass -----------------------------------------------------------------

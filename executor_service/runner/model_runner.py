@@ -27,7 +27,7 @@ from executor_service.device import (
     streams_of,
 )
 from executor_service.errors import OutOfMemory, StepFailed
-from executor_service.model import LoadedModel, PagedModel
+from executor_service.model import LoadedAdapters, LoadedModel, PagedModel
 from executor_service.runner.decode_runs import DecodeRuns, PendingRun
 from executor_service.runner.forward_pass import (
     ForwardPass,
@@ -84,7 +84,9 @@ class ModelRunner:
         self._has_own_memory = not uploads.shares_memory
         self._counts = TokenCounts(loaded.vocab_size, cache.device, uploads)
         self._sampled = SampledTokens()
-        batches = PassBatches(loaded, cache, uploads, self._sampled)
+        # Adapters that rows may name.
+        self.adapters = LoadedAdapters()
+        batches = PassBatches(loaded, cache, uploads, self._sampled, self.adapters)
         self._forward_pass = ForwardPass(loaded, cache, model, batches)
         self._runs = DecodeRuns(loaded, model, batches)
         self._draw = draw

@@ -95,6 +95,34 @@ ROW_STATUS_FAILED: RowStatus
 ROW_STATUS_NOT_SAMPLED: RowStatus
 ROW_STATUS_GRAMMAR_INVALID: RowStatus
 
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("scheduler_epoch", "executor_epoch", "adapter", "evicted_adapters")
+    SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    scheduler_epoch: int
+    executor_epoch: int
+    adapter: AdapterSource
+    evicted_adapters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, scheduler_epoch: _Optional[int] = ..., executor_epoch: _Optional[int] = ..., adapter: _Optional[_Union[AdapterSource, _Mapping]] = ..., evicted_adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LoadAdapterResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AdapterSource(_message.Message):
+    __slots__ = ("name", "digest", "path", "num_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    path: str
+    num_bytes: int
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., path: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
 class GetInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -130,7 +158,7 @@ class ContractVersion(_message.Message):
     def __init__(self, major: _Optional[int] = ..., minor: _Optional[int] = ...) -> None: ...
 
 class ExecutorInfo(_message.Message):
-    __slots__ = ("contract_version", "executor_epoch", "address", "model", "block_size_tokens", "num_device_blocks", "num_host_blocks", "block_bytes", "limits", "features", "software_version", "newest_scheduler_epoch", "step_running_ms", "trial_step", "sampling_version", "compute", "slow_compute_reason", "answers_while_computing")
+    __slots__ = ("contract_version", "executor_epoch", "address", "model", "block_size_tokens", "num_device_blocks", "num_host_blocks", "block_bytes", "limits", "features", "software_version", "newest_scheduler_epoch", "step_running_ms", "trial_step", "sampling_version", "compute", "slow_compute_reason", "answers_while_computing", "adapter_support")
     CONTRACT_VERSION_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +177,7 @@ class ExecutorInfo(_message.Message):
     COMPUTE_FIELD_NUMBER: _ClassVar[int]
     SLOW_COMPUTE_REASON_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_WHILE_COMPUTING_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_SUPPORT_FIELD_NUMBER: _ClassVar[int]
     contract_version: ContractVersion
     executor_epoch: int
     address: str
@@ -167,7 +196,18 @@ class ExecutorInfo(_message.Message):
     compute: str
     slow_compute_reason: str
     answers_while_computing: bool
-    def __init__(self, contract_version: _Optional[_Union[ContractVersion, _Mapping]] = ..., executor_epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., block_size_tokens: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., limits: _Optional[_Union[ExecutorLimits, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Feature, str]]] = ..., software_version: _Optional[str] = ..., newest_scheduler_epoch: _Optional[int] = ..., step_running_ms: _Optional[int] = ..., trial_step: _Optional[_Union[TrialStep, _Mapping]] = ..., sampling_version: _Optional[int] = ..., compute: _Optional[str] = ..., slow_compute_reason: _Optional[str] = ..., answers_while_computing: bool = ...) -> None: ...
+    adapter_support: AdapterSupport
+    def __init__(self, contract_version: _Optional[_Union[ContractVersion, _Mapping]] = ..., executor_epoch: _Optional[int] = ..., address: _Optional[str] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., block_size_tokens: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., limits: _Optional[_Union[ExecutorLimits, _Mapping]] = ..., features: _Optional[_Iterable[_Union[Feature, str]]] = ..., software_version: _Optional[str] = ..., newest_scheduler_epoch: _Optional[int] = ..., step_running_ms: _Optional[int] = ..., trial_step: _Optional[_Union[TrialStep, _Mapping]] = ..., sampling_version: _Optional[int] = ..., compute: _Optional[str] = ..., slow_compute_reason: _Optional[str] = ..., answers_while_computing: bool = ..., adapter_support: _Optional[_Union[AdapterSupport, _Mapping]] = ...) -> None: ...
+
+class AdapterSupport(_message.Message):
+    __slots__ = ("max_num_loaded", "max_rank", "target_modules")
+    MAX_NUM_LOADED_FIELD_NUMBER: _ClassVar[int]
+    MAX_RANK_FIELD_NUMBER: _ClassVar[int]
+    TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
+    max_num_loaded: int
+    max_rank: int
+    target_modules: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, max_num_loaded: _Optional[int] = ..., max_rank: _Optional[int] = ..., target_modules: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TrialStep(_message.Message):
     __slots__ = ("num_tokens", "num_attended", "took_us")

@@ -50,6 +50,11 @@ class ExecutorServiceStub(object):
                 request_serializer=splitserve_dot_executor_dot_v1_dot_executor__pb2.ScheduleBatch.SerializeToString,
                 response_deserializer=splitserve_dot_executor_dot_v1_dot_executor__pb2.StepResult.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/splitserve.executor.v1.ExecutorService/LoadAdapter',
+                request_serializer=splitserve_dot_executor_dot_v1_dot_executor__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=splitserve_dot_executor_dot_v1_dot_executor__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class ExecutorServiceServicer(object):
@@ -104,6 +109,26 @@ class ExecutorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads an adapter, so that rows can have it (NewRows.adapters); first removes the evicted ones.
+        Answers when rows may name the adapter: steps go on meanwhile. The scheduler keeps account of
+        what is loaded: at most AdapterSupport.max_num_loaded, those that are being loaded included. It
+        never evicts the adapter of a row in the row table, nor one that is being loaded.
+
+        Only for executors with ExecutorInfo.adapter_support. Since 1.6.
+
+        Idempotency: an adapter that is loaded stays as it is, and one that is being loaded is awaited.
+        A cancelled call does not end the loading.
+        Errors: FAILED_PRECONDITION STALE_EPOCH, an epoch is not the one that the executor is in;
+        FAILED_PRECONDITION ADAPTER_INVALID, its files cannot be read or have another digest, or it
+        asks for what the executor does not compute; the message names the file, the field and what
+        is allowed. Rows that name it fail with the same message.
+        RESOURCE_EXHAUSTED ADAPTERS_FULL, max_num_loaded others are loaded or being loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExecutorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -121,6 +146,11 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.Execute,
                     request_deserializer=splitserve_dot_executor_dot_v1_dot_executor__pb2.ScheduleBatch.FromString,
                     response_serializer=splitserve_dot_executor_dot_v1_dot_executor__pb2.StepResult.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=splitserve_dot_executor_dot_v1_dot_executor__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=splitserve_dot_executor_dot_v1_dot_executor__pb2.LoadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -205,6 +235,33 @@ class ExecutorService(object):
             '/splitserve.executor.v1.ExecutorService/Execute',
             splitserve_dot_executor_dot_v1_dot_executor__pb2.ScheduleBatch.SerializeToString,
             splitserve_dot_executor_dot_v1_dot_executor__pb2.StepResult.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splitserve.executor.v1.ExecutorService/LoadAdapter',
+            splitserve_dot_executor_dot_v1_dot_executor__pb2.LoadAdapterRequest.SerializeToString,
+            splitserve_dot_executor_dot_v1_dot_executor__pb2.LoadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,9 +25,10 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from splitserve.executor.v1 import executor_pb2 as splitserve_dot_executor_dot_v1_dot_executor__pb2
+from splitserve.scheduler.v1 import scheduler_pb2 as splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#splitserve/scheduler/v1/admin.proto\x12\x17splitserve.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a%splitserve/executor/v1/executor.proto\"d\n\x14\x44rainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12/\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x88\x01\x01\x42\n\n\x08_timeout\"A\n\x15\x44rainExecutorResponse\x12\x1a\n\x12num_moved_requests\x18\x01 \x01(\x05\x12\x0c\n\x04lost\x18\x02 \x01(\x08\")\n\x16UndrainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x19\n\x17UndrainExecutorResponse\"\x16\n\x14ListExecutorsRequest\"\x99\x02\n\x15ListExecutorsResponse\x12\x39\n\texecutors\x18\x01 \x03(\x0b\x32&.splitserve.scheduler.v1.ExecutorState\x12\x1f\n\x17num_unassigned_requests\x18\x02 \x01(\x05\x12\x1e\n\x16num_unfitting_requests\x18\x03 \x01(\x05\x12\'\n\x03now\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10software_version\x18\x05 \x01(\t\x12\x41\n\x10\x63ontract_version\x18\x06 \x01(\x0b\x32\'.splitserve.executor.v1.ContractVersion\"\xf6\x02\n\rExecutorState\x12\x36\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32$.splitserve.executor.v1.ExecutorInfo\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x1c\n\x14num_waiting_requests\x18\x03 \x01(\x05\x12\x1c\n\x14num_running_requests\x18\x04 \x01(\x05\x12\x1e\n\x16num_free_device_blocks\x18\x05 \x01(\x05\x12\x11\n\tnum_steps\x18\x06 \x01(\x03\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\x03\x12\x1c\n\x14num_swapped_requests\x18\x08 \x01(\x05\x12\x1c\n\x14num_free_host_blocks\x18\t \x01(\x05\x12 \n\x18num_cached_device_blocks\x18\n \x01(\x05\x12\x10\n\x08\x64raining\x18\x0b \x01(\x08\x12\x0f\n\x07\x66\x61iling\x18\x0c \x01(\x08\x12\x11\n\twithdrawn\x18\r \x01(\x08\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xa1\x01\n\x0f\x45xplainResponse\x12\x33\n\x05lives\x18\x01 \x03(\x0b\x32$.splitserve.scheduler.v1.RequestLife\x12\x18\n\x10near_request_ids\x18\x02 \x03(\t\x12\x12\n\nnum_living\x18\x03 \x01(\x05\x12\x11\n\tnum_ended\x18\x04 \x01(\x05\x12\x18\n\x10num_kept_at_most\x18\x05 \x01(\x05\"\xd3\x03\n\x0bRequestLife\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12,\n\x08\x62\x65gan_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0b\x64uration_us\x18\x04 \x01(\x03\x12\x12\n\nunfinished\x18\x05 \x01(\x08\x12\x32\n\x06\x65vents\x18\x06 \x03(\x0b\x32\".splitserve.scheduler.v1.LifeEvent\x12\x1b\n\x13num_events_left_out\x18\x07 \x01(\x05\x12\x30\n\x05parts\x18\x08 \x03(\x0b\x32!.splitserve.scheduler.v1.LifePart\x12\x32\n\x07\x63urrent\x18\t \x01(\x0b\x32!.splitserve.scheduler.v1.LifePart\x12<\n\tobstacles\x18\n \x03(\x0b\x32).splitserve.scheduler.v1.ExecutorObstacle\x12\x18\n\x10num_draft_tokens\x18\x0b \x01(\x03\x12\x17\n\x0fnum_more_tokens\x18\x0c \x01(\x03\x12!\n\x19num_accepted_draft_tokens\x18\r \x01(\x03\"\xcc\x01\n\tLifeEvent\x12\r\n\x05\x61t_us\x18\x01 \x01(\x03\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12@\n\x07numbers\x18\x05 \x03(\x0b\x32/.splitserve.scheduler.v1.LifeEvent.NumbersEntry\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"P\n\x08LifePart\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x03 \x01(\t\x12\x13\n\x0b\x64uration_us\x18\x04 \x01(\x03\"4\n\x10\x45xecutorObstacle\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x15\n\x13\x45xplainQueueRequest\"\x86\x01\n\x14\x45xplainQueueResponse\x12\x36\n\x05\x66irst\x18\x01 \x03(\x0b\x32\'.splitserve.scheduler.v1.WaitingRequest\x12\x1f\n\x17num_unassigned_requests\x18\x02 \x01(\x05\x12\x15\n\rnum_executors\x18\x03 \x01(\x05\"r\n\x0eWaitingRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12<\n\tobstacles\x18\x03 \x03(\x0b\x32).splitserve.scheduler.v1.ExecutorObstacle2\xaf\x04\n\x0c\x41\x64minService\x12n\n\rListExecutors\x12-.splitserve.scheduler.v1.ListExecutorsRequest\x1a..splitserve.scheduler.v1.ListExecutorsResponse\x12n\n\rDrainExecutor\x12-.splitserve.scheduler.v1.DrainExecutorRequest\x1a..splitserve.scheduler.v1.DrainExecutorResponse\x12t\n\x0fUndrainExecutor\x12/.splitserve.scheduler.v1.UndrainExecutorRequest\x1a\x30.splitserve.scheduler.v1.UndrainExecutorResponse\x12\\\n\x07\x45xplain\x12\'.splitserve.scheduler.v1.ExplainRequest\x1a(.splitserve.scheduler.v1.ExplainResponse\x12k\n\x0c\x45xplainQueue\x12,.splitserve.scheduler.v1.ExplainQueueRequest\x1a-.splitserve.scheduler.v1.ExplainQueueResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#splitserve/scheduler/v1/admin.proto\x12\x17splitserve.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a%splitserve/executor/v1/executor.proto\x1a\'splitserve/scheduler/v1/scheduler.proto\"A\n\x12LoadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\"L\n\x13LoadAdapterResponse\x12\x35\n\x07\x61\x64\x61pter\x18\x01 \x01(\x0b\x32$.splitserve.scheduler.v1.AdapterInfo\"$\n\x14UnloadAdapterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x17\n\x15UnloadAdapterResponse\"d\n\x14\x44rainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12/\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x88\x01\x01\x42\n\n\x08_timeout\"A\n\x15\x44rainExecutorResponse\x12\x1a\n\x12num_moved_requests\x18\x01 \x01(\x05\x12\x0c\n\x04lost\x18\x02 \x01(\x08\")\n\x16UndrainExecutorRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"\x19\n\x17UndrainExecutorResponse\"\x16\n\x14ListExecutorsRequest\"\x99\x02\n\x15ListExecutorsResponse\x12\x39\n\texecutors\x18\x01 \x03(\x0b\x32&.splitserve.scheduler.v1.ExecutorState\x12\x1f\n\x17num_unassigned_requests\x18\x02 \x01(\x05\x12\x1e\n\x16num_unfitting_requests\x18\x03 \x01(\x05\x12\'\n\x03now\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10software_version\x18\x05 \x01(\t\x12\x41\n\x10\x63ontract_version\x18\x06 \x01(\x0b\x32\'.splitserve.executor.v1.ContractVersion\"\xf6\x02\n\rExecutorState\x12\x36\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32$.splitserve.executor.v1.ExecutorInfo\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\x1c\n\x14num_waiting_requests\x18\x03 \x01(\x05\x12\x1c\n\x14num_running_requests\x18\x04 \x01(\x05\x12\x1e\n\x16num_free_device_blocks\x18\x05 \x01(\x05\x12\x11\n\tnum_steps\x18\x06 \x01(\x03\x12\x17\n\x0fnum_preemptions\x18\x07 \x01(\x03\x12\x1c\n\x14num_swapped_requests\x18\x08 \x01(\x05\x12\x1c\n\x14num_free_host_blocks\x18\t \x01(\x05\x12 \n\x18num_cached_device_blocks\x18\n \x01(\x05\x12\x10\n\x08\x64raining\x18\x0b \x01(\x08\x12\x0f\n\x07\x66\x61iling\x18\x0c \x01(\x08\x12\x11\n\twithdrawn\x18\r \x01(\x08\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\xa1\x01\n\x0f\x45xplainResponse\x12\x33\n\x05lives\x18\x01 \x03(\x0b\x32$.splitserve.scheduler.v1.RequestLife\x12\x18\n\x10near_request_ids\x18\x02 \x03(\t\x12\x12\n\nnum_living\x18\x03 \x01(\x05\x12\x11\n\tnum_ended\x18\x04 \x01(\x05\x12\x18\n\x10num_kept_at_most\x18\x05 \x01(\x05\"\xd3\x03\n\x0bRequestLife\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12,\n\x08\x62\x65gan_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0b\x64uration_us\x18\x04 \x01(\x03\x12\x12\n\nunfinished\x18\x05 \x01(\x08\x12\x32\n\x06\x65vents\x18\x06 \x03(\x0b\x32\".splitserve.scheduler.v1.LifeEvent\x12\x1b\n\x13num_events_left_out\x18\x07 \x01(\x05\x12\x30\n\x05parts\x18\x08 \x03(\x0b\x32!.splitserve.scheduler.v1.LifePart\x12\x32\n\x07\x63urrent\x18\t \x01(\x0b\x32!.splitserve.scheduler.v1.LifePart\x12<\n\tobstacles\x18\n \x03(\x0b\x32).splitserve.scheduler.v1.ExecutorObstacle\x12\x18\n\x10num_draft_tokens\x18\x0b \x01(\x03\x12\x17\n\x0fnum_more_tokens\x18\x0c \x01(\x03\x12!\n\x19num_accepted_draft_tokens\x18\r \x01(\x03\"\xcc\x01\n\tLifeEvent\x12\r\n\x05\x61t_us\x18\x01 \x01(\x03\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12@\n\x07numbers\x18\x05 \x03(\x0b\x32/.splitserve.scheduler.v1.LifeEvent.NumbersEntry\x12\x0e\n\x06\x64\x65tail\x18\x06 \x01(\t\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"P\n\x08LifePart\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08\x65xecutor\x18\x03 \x01(\t\x12\x13\n\x0b\x64uration_us\x18\x04 \x01(\x03\"4\n\x10\x45xecutorObstacle\x12\x10\n\x08\x65xecutor\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x15\n\x13\x45xplainQueueRequest\"\x86\x01\n\x14\x45xplainQueueResponse\x12\x36\n\x05\x66irst\x18\x01 \x03(\x0b\x32\'.splitserve.scheduler.v1.WaitingRequest\x12\x1f\n\x17num_unassigned_requests\x18\x02 \x01(\x05\x12\x15\n\rnum_executors\x18\x03 \x01(\x05\"r\n\x0eWaitingRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12<\n\tobstacles\x18\x03 \x03(\x0b\x32).splitserve.scheduler.v1.ExecutorObstacle2\x89\x06\n\x0c\x41\x64minService\x12n\n\rListExecutors\x12-.splitserve.scheduler.v1.ListExecutorsRequest\x1a..splitserve.scheduler.v1.ListExecutorsResponse\x12n\n\rDrainExecutor\x12-.splitserve.scheduler.v1.DrainExecutorRequest\x1a..splitserve.scheduler.v1.DrainExecutorResponse\x12t\n\x0fUndrainExecutor\x12/.splitserve.scheduler.v1.UndrainExecutorRequest\x1a\x30.splitserve.scheduler.v1.UndrainExecutorResponse\x12\\\n\x07\x45xplain\x12\'.splitserve.scheduler.v1.ExplainRequest\x1a(.splitserve.scheduler.v1.ExplainResponse\x12k\n\x0c\x45xplainQueue\x12,.splitserve.scheduler.v1.ExplainQueueRequest\x1a-.splitserve.scheduler.v1.ExplainQueueResponse\x12h\n\x0bLoadAdapter\x12+.splitserve.scheduler.v1.LoadAdapterRequest\x1a,.splitserve.scheduler.v1.LoadAdapterResponse\x12n\n\rUnloadAdapter\x12-.splitserve.scheduler.v1.UnloadAdapterRequest\x1a..splitserve.scheduler.v1.UnloadAdapterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,40 +37,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LIFEEVENT_NUMBERSENTRY']._loaded_options = None
   _globals['_LIFEEVENT_NUMBERSENTRY']._serialized_options = b'8\001'
-  _globals['_DRAINEXECUTORREQUEST']._serialized_start=168
-  _globals['_DRAINEXECUTORREQUEST']._serialized_end=268
-  _globals['_DRAINEXECUTORRESPONSE']._serialized_start=270
-  _globals['_DRAINEXECUTORRESPONSE']._serialized_end=335
-  _globals['_UNDRAINEXECUTORREQUEST']._serialized_start=337
-  _globals['_UNDRAINEXECUTORREQUEST']._serialized_end=378
-  _globals['_UNDRAINEXECUTORRESPONSE']._serialized_start=380
-  _globals['_UNDRAINEXECUTORRESPONSE']._serialized_end=405
-  _globals['_LISTEXECUTORSREQUEST']._serialized_start=407
-  _globals['_LISTEXECUTORSREQUEST']._serialized_end=429
-  _globals['_LISTEXECUTORSRESPONSE']._serialized_start=432
-  _globals['_LISTEXECUTORSRESPONSE']._serialized_end=713
-  _globals['_EXECUTORSTATE']._serialized_start=716
-  _globals['_EXECUTORSTATE']._serialized_end=1090
-  _globals['_EXPLAINREQUEST']._serialized_start=1092
-  _globals['_EXPLAINREQUEST']._serialized_end=1128
-  _globals['_EXPLAINRESPONSE']._serialized_start=1131
-  _globals['_EXPLAINRESPONSE']._serialized_end=1292
-  _globals['_REQUESTLIFE']._serialized_start=1295
-  _globals['_REQUESTLIFE']._serialized_end=1762
-  _globals['_LIFEEVENT']._serialized_start=1765
-  _globals['_LIFEEVENT']._serialized_end=1969
-  _globals['_LIFEEVENT_NUMBERSENTRY']._serialized_start=1923
-  _globals['_LIFEEVENT_NUMBERSENTRY']._serialized_end=1969
-  _globals['_LIFEPART']._serialized_start=1971
-  _globals['_LIFEPART']._serialized_end=2051
-  _globals['_EXECUTOROBSTACLE']._serialized_start=2053
-  _globals['_EXECUTOROBSTACLE']._serialized_end=2105
-  _globals['_EXPLAINQUEUEREQUEST']._serialized_start=2107
-  _globals['_EXPLAINQUEUEREQUEST']._serialized_end=2128
-  _globals['_EXPLAINQUEUERESPONSE']._serialized_start=2131
-  _globals['_EXPLAINQUEUERESPONSE']._serialized_end=2265
-  _globals['_WAITINGREQUEST']._serialized_start=2267
-  _globals['_WAITINGREQUEST']._serialized_end=2381
-  _globals['_ADMINSERVICE']._serialized_start=2384
-  _globals['_ADMINSERVICE']._serialized_end=2943
+  _globals['_LOADADAPTERREQUEST']._serialized_start=209
+  _globals['_LOADADAPTERREQUEST']._serialized_end=274
+  _globals['_LOADADAPTERRESPONSE']._serialized_start=276
+  _globals['_LOADADAPTERRESPONSE']._serialized_end=352
+  _globals['_UNLOADADAPTERREQUEST']._serialized_start=354
+  _globals['_UNLOADADAPTERREQUEST']._serialized_end=390
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_start=392
+  _globals['_UNLOADADAPTERRESPONSE']._serialized_end=415
+  _globals['_DRAINEXECUTORREQUEST']._serialized_start=417
+  _globals['_DRAINEXECUTORREQUEST']._serialized_end=517
+  _globals['_DRAINEXECUTORRESPONSE']._serialized_start=519
+  _globals['_DRAINEXECUTORRESPONSE']._serialized_end=584
+  _globals['_UNDRAINEXECUTORREQUEST']._serialized_start=586
+  _globals['_UNDRAINEXECUTORREQUEST']._serialized_end=627
+  _globals['_UNDRAINEXECUTORRESPONSE']._serialized_start=629
+  _globals['_UNDRAINEXECUTORRESPONSE']._serialized_end=654
+  _globals['_LISTEXECUTORSREQUEST']._serialized_start=656
+  _globals['_LISTEXECUTORSREQUEST']._serialized_end=678
+  _globals['_LISTEXECUTORSRESPONSE']._serialized_start=681
+  _globals['_LISTEXECUTORSRESPONSE']._serialized_end=962
+  _globals['_EXECUTORSTATE']._serialized_start=965
+  _globals['_EXECUTORSTATE']._serialized_end=1339
+  _globals['_EXPLAINREQUEST']._serialized_start=1341
+  _globals['_EXPLAINREQUEST']._serialized_end=1377
+  _globals['_EXPLAINRESPONSE']._serialized_start=1380
+  _globals['_EXPLAINRESPONSE']._serialized_end=1541
+  _globals['_REQUESTLIFE']._serialized_start=1544
+  _globals['_REQUESTLIFE']._serialized_end=2011
+  _globals['_LIFEEVENT']._serialized_start=2014
+  _globals['_LIFEEVENT']._serialized_end=2218
+  _globals['_LIFEEVENT_NUMBERSENTRY']._serialized_start=2172
+  _globals['_LIFEEVENT_NUMBERSENTRY']._serialized_end=2218
+  _globals['_LIFEPART']._serialized_start=2220
+  _globals['_LIFEPART']._serialized_end=2300
+  _globals['_EXECUTOROBSTACLE']._serialized_start=2302
+  _globals['_EXECUTOROBSTACLE']._serialized_end=2354
+  _globals['_EXPLAINQUEUEREQUEST']._serialized_start=2356
+  _globals['_EXPLAINQUEUEREQUEST']._serialized_end=2377
+  _globals['_EXPLAINQUEUERESPONSE']._serialized_start=2380
+  _globals['_EXPLAINQUEUERESPONSE']._serialized_end=2514
+  _globals['_WAITINGREQUEST']._serialized_start=2516
+  _globals['_WAITINGREQUEST']._serialized_end=2630
+  _globals['_ADMINSERVICE']._serialized_start=2633
+  _globals['_ADMINSERVICE']._serialized_end=3410
 # @@protoc_insertion_point(module_scope)

@@ -60,6 +60,16 @@ class AdminServiceStub(object):
                 request_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainQueueRequest.SerializeToString,
                 response_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainQueueResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/splitserve.scheduler.v1.AdminService/LoadAdapter',
+                request_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/splitserve.scheduler.v1.AdminService/UnloadAdapter',
+                request_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -132,6 +142,28 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Registers an adapter, whose name requests may use from now on. Its files are read on the
+        scheduler's machine, now and when an executor loads it.
+
+        Idempotency: the same name with the same folder changes nothing.
+        Errors: INVALID_ARGUMENT ADAPTER_INVALID, the name is not allowed, or the folder is no adapter;
+        ALREADY_EXISTS ADAPTER_EXISTS, the name has another folder, and `replace` is not set;
+        and the errors of every method in scheduler.proto.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Removes an adapter: later requests cannot name it. Requests that were accepted keep it.
+        Errors: NOT_FOUND ADAPTER_UNKNOWN;
+        and the errors of every method in scheduler.proto.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -159,6 +191,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ExplainQueue,
                     request_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainQueueRequest.FromString,
                     response_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainQueueResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -297,6 +339,60 @@ class AdminService(object):
             '/splitserve.scheduler.v1.AdminService/ExplainQueue',
             splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainQueueRequest.SerializeToString,
             splitserve_dot_scheduler_dot_v1_dot_admin__pb2.ExplainQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splitserve.scheduler.v1.AdminService/LoadAdapter',
+            splitserve_dot_scheduler_dot_v1_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
+            splitserve_dot_scheduler_dot_v1_dot_admin__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splitserve.scheduler.v1.AdminService/UnloadAdapter',
+            splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
+            splitserve_dot_scheduler_dot_v1_dot_admin__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -26,21 +26,25 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from splitserve.executor.v1 import executor_pb2 as splitserve_dot_executor_dot_v1_dot_executor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&splitserve/scheduler/v1/registry.proto\x12\x17splitserve.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a%splitserve/executor/v1/executor.proto\"c\n\x0cLeaveRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x16\n\x0e\x65xecutor_epoch\x18\x02 \x01(\x03\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x0f\n\rLeaveResponse\"I\n\x0fRegisterRequest\x12\x36\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32$.splitserve.executor.v1.ExecutorInfo\"n\n\x10RegisterResponse\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x03\x12\x41\n\x10\x63ontract_version\x18\x02 \x01(\x0b\x32\'.splitserve.executor.v1.ContractVersion2\xca\x01\n\x0fRegistryService\x12_\n\x08Register\x12(.splitserve.scheduler.v1.RegisterRequest\x1a).splitserve.scheduler.v1.RegisterResponse\x12V\n\x05Leave\x12%.splitserve.scheduler.v1.LeaveRequest\x1a&.splitserve.scheduler.v1.LeaveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&splitserve/scheduler/v1/registry.proto\x12\x17splitserve.scheduler.v1\x1a\x1egoogle/protobuf/duration.proto\x1a%splitserve/executor/v1/executor.proto\"%\n\x13\x46\x65tchAdapterRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"7\n\x14\x46\x65tchAdapterResponse\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"c\n\x0cLeaveRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x16\n\x0e\x65xecutor_epoch\x18\x02 \x01(\x03\x12*\n\x07timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x0f\n\rLeaveResponse\"I\n\x0fRegisterRequest\x12\x36\n\x08\x65xecutor\x18\x01 \x01(\x0b\x32$.splitserve.executor.v1.ExecutorInfo\"n\n\x10RegisterResponse\x12\x17\n\x0fscheduler_epoch\x18\x01 \x01(\x03\x12\x41\n\x10\x63ontract_version\x18\x02 \x01(\x0b\x32\'.splitserve.executor.v1.ContractVersion2\xb9\x02\n\x0fRegistryService\x12_\n\x08Register\x12(.splitserve.scheduler.v1.RegisterRequest\x1a).splitserve.scheduler.v1.RegisterResponse\x12V\n\x05Leave\x12%.splitserve.scheduler.v1.LeaveRequest\x1a&.splitserve.scheduler.v1.LeaveResponse\x12m\n\x0c\x46\x65tchAdapter\x12,.splitserve.scheduler.v1.FetchAdapterRequest\x1a-.splitserve.scheduler.v1.FetchAdapterResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'splitserve.scheduler.v1.registry_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LEAVEREQUEST']._serialized_start=138
-  _globals['_LEAVEREQUEST']._serialized_end=237
-  _globals['_LEAVERESPONSE']._serialized_start=239
-  _globals['_LEAVERESPONSE']._serialized_end=254
-  _globals['_REGISTERREQUEST']._serialized_start=256
-  _globals['_REGISTERREQUEST']._serialized_end=329
-  _globals['_REGISTERRESPONSE']._serialized_start=331
-  _globals['_REGISTERRESPONSE']._serialized_end=441
-  _globals['_REGISTRYSERVICE']._serialized_start=444
-  _globals['_REGISTRYSERVICE']._serialized_end=646
+  _globals['_FETCHADAPTERREQUEST']._serialized_start=138
+  _globals['_FETCHADAPTERREQUEST']._serialized_end=175
+  _globals['_FETCHADAPTERRESPONSE']._serialized_start=177
+  _globals['_FETCHADAPTERRESPONSE']._serialized_end=232
+  _globals['_LEAVEREQUEST']._serialized_start=234
+  _globals['_LEAVEREQUEST']._serialized_end=333
+  _globals['_LEAVERESPONSE']._serialized_start=335
+  _globals['_LEAVERESPONSE']._serialized_end=350
+  _globals['_REGISTERREQUEST']._serialized_start=352
+  _globals['_REGISTERREQUEST']._serialized_end=425
+  _globals['_REGISTERRESPONSE']._serialized_start=427
+  _globals['_REGISTERRESPONSE']._serialized_end=537
+  _globals['_REGISTRYSERVICE']._serialized_start=540
+  _globals['_REGISTRYSERVICE']._serialized_end=853
 # @@protoc_insertion_point(module_scope)

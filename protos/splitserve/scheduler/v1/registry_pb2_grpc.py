@@ -45,6 +45,11 @@ class RegistryServiceStub(object):
                 request_serializer=splitserve_dot_scheduler_dot_v1_dot_registry__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=splitserve_dot_scheduler_dot_v1_dot_registry__pb2.LeaveResponse.FromString,
                 _registered_method=True)
+        self.FetchAdapter = channel.unary_stream(
+                '/splitserve.scheduler.v1.RegistryService/FetchAdapter',
+                request_serializer=splitserve_dot_scheduler_dot_v1_dot_registry__pb2.FetchAdapterRequest.SerializeToString,
+                response_deserializer=splitserve_dot_scheduler_dot_v1_dot_registry__pb2.FetchAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class RegistryServiceServicer(object):
@@ -115,6 +120,18 @@ class RegistryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchAdapter(self, request, context):
+        """Streams the files of an adapter that LoadAdapter names, for executors that do not have the
+        scheduler's disk. The chunks of one file are consecutive and in order. The receiver checks the
+        digest.
+        Errors: NOT_FOUND ADAPTER_UNKNOWN, no adapter that requests use or that is registered has this
+        digest, or its files have changed;
+        and the errors of every method in scheduler.proto.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RegistryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -127,6 +144,11 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=splitserve_dot_scheduler_dot_v1_dot_registry__pb2.LeaveRequest.FromString,
                     response_serializer=splitserve_dot_scheduler_dot_v1_dot_registry__pb2.LeaveResponse.SerializeToString,
+            ),
+            'FetchAdapter': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchAdapter,
+                    request_deserializer=splitserve_dot_scheduler_dot_v1_dot_registry__pb2.FetchAdapterRequest.FromString,
+                    response_serializer=splitserve_dot_scheduler_dot_v1_dot_registry__pb2.FetchAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -184,6 +206,33 @@ class RegistryService(object):
             '/splitserve.scheduler.v1.RegistryService/Leave',
             splitserve_dot_scheduler_dot_v1_dot_registry__pb2.LeaveRequest.SerializeToString,
             splitserve_dot_scheduler_dot_v1_dot_registry__pb2.LeaveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/splitserve.scheduler.v1.RegistryService/FetchAdapter',
+            splitserve_dot_scheduler_dot_v1_dot_registry__pb2.FetchAdapterRequest.SerializeToString,
+            splitserve_dot_scheduler_dot_v1_dot_registry__pb2.FetchAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

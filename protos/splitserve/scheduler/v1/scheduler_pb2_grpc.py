@@ -60,6 +60,11 @@ class SchedulerServiceStub(object):
                 request_serializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.IdentifyRequest.SerializeToString,
                 response_deserializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.IdentifyResponse.FromString,
                 _registered_method=True)
+        self.ListAdapters = channel.unary_unary(
+                '/splitserve.scheduler.v1.SchedulerService/ListAdapters',
+                request_serializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersRequest.SerializeToString,
+                response_deserializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersResponse.FromString,
+                _registered_method=True)
         self.GetTokenizer = channel.unary_stream(
                 '/splitserve.scheduler.v1.SchedulerService/GetTokenizer',
                 request_serializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.GetTokenizerRequest.SerializeToString,
@@ -135,6 +140,14 @@ class SchedulerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAdapters(self, request, context):
+        """Returns the registered adapters that the caller's tenant may use, in order of their names. No
+        effect. Errors: those of every method.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetTokenizer(self, request, context):
         """Streams the tokenizer files. The chunks of one file are consecutive and in order. No effect.
         Errors: MODEL_NOT_READY; NOT_FOUND (TOKENIZER_UNAVAILABLE).
@@ -170,6 +183,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.Identify,
                     request_deserializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.IdentifyRequest.FromString,
                     response_serializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.IdentifyResponse.SerializeToString,
+            ),
+            'ListAdapters': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdapters,
+                    request_deserializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersRequest.FromString,
+                    response_serializer=splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersResponse.SerializeToString,
             ),
             'GetTokenizer': grpc.unary_stream_rpc_method_handler(
                     servicer.GetTokenizer,
@@ -313,6 +331,33 @@ class SchedulerService(object):
             '/splitserve.scheduler.v1.SchedulerService/Identify',
             splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.IdentifyRequest.SerializeToString,
             splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.IdentifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdapters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/splitserve.scheduler.v1.SchedulerService/ListAdapters',
+            splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersRequest.SerializeToString,
+            splitserve_dot_scheduler_dot_v1_dot_scheduler__pb2.ListAdaptersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,1 @@
+"""LoRA adapters: reading, checking and holding them."""

@@ -1,0 +1,86 @@
+"""A loaded LoRA adapter: what it changes in each module of the model; the tokens that have one.
+
+Shape letters: I inputs of a module, O outputs, r rank, V vocabulary, W width of the model, T input
+tokens of a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from executor_service.steps import Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A linear layer or embedding of the model that an adapter may change.
+
+    `name`: path to it, as in the parameters of the `transformers` model. `num_inputs`: of an
+    embedding, its tokens. `has_bias`: whether the layer has one.
+    """
+
+    name: str
+    num_inputs: int
+    num_outputs: int
+    is_embedding: bool = False
+    has_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankUpdate:
+    """What is added to the outputs of a linear layer: `scale` * up (down x) + `bias`.
+
+    `down`: [r, I], `up`: [O, r], both contiguous and in the model's dtype. `bias`: [O] float32,
+    None for none: what is added to the layer's own bias. `gain`: [O] float32, None for all 1
+    (DoRA): the product of weights and inputs, without bias, and the low-rank part are multiplied by
+    it.
+    """
+
+    down: Tensor
+    up: Tensor
+    scale: float
+    bias: Tensor | None = None
+    gain: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A loaded adapter. `name`: its name for rows.
+
+    `updates`: of linear layers, by `Target.name`; the output head is one of them. `embedding`: of
+    the token embedding; `down` is [r, V] there, and a column is looked up. `own_embedding` [V, W]
+    and `own_head` [V, W]: weights that replace those of the model (modules_to_save), None for none.
+    """
+
+    name: str
+    updates: Mapping[str, LowRankUpdate]
+    embedding: LowRankUpdate | None = None
+    own_embedding: Tensor | None = None
+    own_head: Tensor | None = None
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedTokens:
+    """Input tokens of a pass that have an adapter.
+
+    `adapters`: the adapters, each once. `of_token`: [T], for each input token its index in
+    `adapters`, -1 for none.
+    """
+
+    adapters: tuple[Adapter, ...]
+    of_token: Int32Array
+
+
+class LoadedAdapters:
+    """Adapters that rows may name. Each mapping is replaced, never changed: any thread may read it.
+
+    `why_not`: why others cannot be loaded, for people.
+    """
+
+    def __init__(self) -> None:
+        self.by_name: Mapping[str, Adapter] = {}
+        self.why_not: Mapping[str, str] = {}
