@@ -41,6 +41,7 @@ _PLAIN_EVENTS: Mapping[type[Any], tuple[str, Converters]] = MappingProxyType(
         events.ExecutorDrainExpired: ("executor_drain_expired", NO_CONVERTERS),
         events.ExecutorUndrained: ("executor_undrained", NO_CONVERTERS),
         events.ExecutorLost: ("executor_lost", MappingProxyType({"cause": LossCause})),
+        events.AdapterLoaded: ("adapter_loaded", NO_CONVERTERS),
         events.TenantsWeighed: ("tenants_weighed", MappingProxyType({"weights": dict})),
         events.Tick: ("tick", NO_CONVERTERS),
     }
@@ -140,6 +141,7 @@ _PLAIN_EFFECTS: Mapping[type[Any], str] = MappingProxyType(
     {
         effects.ExecutorServes: "executor_serves",
         effects.ExecutorHealthChanged: "executor_health_changed",
+        effects.LoadAdapter: "load_adapter",
         effects.WakeAt: "wake_at",
     }
 )
@@ -161,7 +163,12 @@ def encode_effect(
             message.engine_failed.address = address
             message.engine_failed.call = call
             message.engine_failed.error = describe_error(error)
-        case effects.ExecutorServes() | effects.ExecutorHealthChanged() | effects.WakeAt():
+        case (
+            effects.ExecutorServes()
+            | effects.ExecutorHealthChanged()
+            | effects.LoadAdapter()
+            | effects.WakeAt()
+        ):
             encode_fields(effect, getattr(message, _PLAIN_EFFECTS[type(effect)]))
         case _:
             _encode_of_request(effect, message)

@@ -51,6 +51,15 @@ class SendStep:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Has the executor load `adapter`, and evict all others but `kept`; `AdapterLoaded` answers."""
+
+    address: str
+    adapter: str
+    kept: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class DeliverTokens:
     """Delivers to clients the tokens of a step and the requests that ended."""
 
@@ -160,6 +169,7 @@ class WakeAt:
 ExecutorEffect: TypeAlias = ExecutorServes | ExecutorHealthChanged | EngineFailed | ExecutorGone
 Effect: TypeAlias = (
     SendStep
+    | LoadAdapter
     | DeliverTokens
     | RequestFinished
     | RequestAssigned

@@ -102,6 +102,15 @@ class StepCompleted:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterLoaded:
+    """The executor at `address` has loaded `adapter`, or cannot: `why_not`, for people."""
+
+    address: str
+    adapter: str
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TenantsWeighed:
     """Sets the tenant weights, changed by an operator; an unnamed tenant has weight 1."""
 
@@ -127,6 +136,7 @@ ExecutorEvent: TypeAlias = (
     | ExecutorDrainExpired
     | ExecutorUndrained
     | ExecutorLost
+    | AdapterLoaded
 )
 Event: TypeAlias = (
     RequestSubmitted | RequestAborted | StepCompleted | TenantsWeighed | Tick | ExecutorEvent

@@ -22,6 +22,7 @@ from scheduler_service.scheduler.effects import (
     ExecutorHealthChanged,
     ExecutorServes,
     HealthChange,
+    LoadAdapter,
     MoveReason,
     RequestAcquitted,
     RequestAssigned,
@@ -35,6 +36,7 @@ from scheduler_service.scheduler.effects import (
 from scheduler_service.scheduler.engine import Engine
 from scheduler_service.scheduler.engine.planning import fits, prepare_request
 from scheduler_service.scheduler.events import (
+    AdapterLoaded,
     Event,
     ExecutorConnected,
     ExecutorDoubted,
@@ -189,6 +191,8 @@ class Scheduler:
                 self._drain_expired(event.address)
             case ExecutorUndrained():
                 self._undrain(event.address)
+            case AdapterLoaded():
+                self._adapter_loaded(event)
             case ExecutorLost():
                 executor = self.executors.get(event.address)
                 if executor is not None:
@@ -391,6 +395,15 @@ class Scheduler:
         if self.num_unfitting:
             self._end_unfitting()
         self._has_changed = True
+
+    def _adapter_loaded(self, event: AdapterLoaded) -> None:
+        executor = self.executors.get(event.address)
+        if executor is None or executor.is_broken:
+            return
+        executor.engine.tick(self.now_ns)
+        executor.engine.adapter_loaded(event.adapter, event.why_not)
+        self._has_changed = True
+        self._wake(executor)
 
     def _doubted(self, address: str, *, is_doubtful: bool) -> None:
         executor = self.executors.get(address)
@@ -667,6 +680,8 @@ class Scheduler:
             if executor.is_broken:
                 self._count_break(self._routing.looked_at)
                 return
+            for load in engine.adapter_slots.take_begun():
+                self._effects.append(LoadAdapter(address, load.adapter, load.kept))
             executor.blockers = engine.placement.draft.blockers if plan is None else plan.blockers
             self._preempted_moves.planned(executor)
             if plan is None:

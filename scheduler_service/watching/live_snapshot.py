@@ -42,6 +42,8 @@ _LACKS: Mapping[AdmissionBlocker | RoutingBlocker, live.LiveLack] = MappingProxy
         RoutingBlocker.NONE: live.LIVE_LACK_TURN,
         RoutingBlocker.BETTER_IS_BUSY: live.LIVE_LACK_TURN,
         AdmissionBlocker.ADAPTER_SLOT: live.LIVE_LACK_ADAPTER_SLOT,
+        AdmissionBlocker.ADAPTER_LOAD: live.LIVE_LACK_ADAPTER_LOAD,
+        AdmissionBlocker.ADAPTER_FAILED: live.LIVE_LACK_TURN,
         AdmissionBlocker.BLOCKS: live.LIVE_LACK_BLOCKS,
         AdmissionBlocker.ROWS: live.LIVE_LACK_ROWS,
         AdmissionBlocker.BYTES: live.LIVE_LACK_BYTES,

@@ -13,8 +13,8 @@ promised.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Container
 
+from scheduler_service.scheduler.engine.adapter_slots import AdapterSlots
 from scheduler_service.scheduler.engine.blocks import BlockPool
 from scheduler_service.scheduler.engine.outcomes import (
     FailureRecovery,
@@ -83,10 +83,21 @@ class Engine:
         """Device pool and host pool, for inspection."""
         return self.placement.blocks.device, self.placement.blocks.host
 
+    def has_adapter(self, adapter: str) -> bool:
+        """Returns whether rows have an adapter, or the executor has loaded it or loads it now."""
+        placement, slots = self.placement, self.placement.adapter_slots
+        is_here = adapter in placement.adapters or adapter in slots.loaded
+        return is_here or slots.is_loading(adapter)
+
     @property
-    def adapters(self) -> Container[str]:
-        """Adapters that rows use."""
-        return self.placement.adapters
+    def adapter_slots(self) -> AdapterSlots:
+        """Adapters that the executor has loaded or loads."""
+        return self.placement.adapter_slots
+
+    def adapter_loaded(self, adapter: str, why_not: str) -> None:
+        """Takes the end of a load; `why_not`: why the adapter could not be loaded, else empty."""
+        self._check_open()
+        self.placement.adapter_slots.ended(adapter, why_not, self.placement.now_ns)
 
     @property
     def num_swapped(self) -> int:

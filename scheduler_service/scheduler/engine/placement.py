@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from operator import attrgetter
 
 import numpy as np
 
+from scheduler_service.scheduler.engine.adapter_slots import AdapterSlots
 from scheduler_service.scheduler.engine.blocks import BlockManager, PrefixHit
 from scheduler_service.scheduler.engine.preemption_costs import PreemptionCosts
 from scheduler_service.scheduler.engine.row_columns import RowColumns
@@ -74,6 +75,7 @@ class Placement:
         # Free rows that requests of `groups` will still need.
         self._num_reserved_rows = 0
         self.adapters = Counter[str]()
+        self.adapter_slots = AdapterSlots(config.num_adapter_slots)
         self.rows_of_tenants: dict[str, set[int]] = {}
         self.params_sets = ParamsSets()
         self.may_stop = np.zeros(config.vocab_size, np.bool_)
@@ -313,6 +315,18 @@ class Placement:
 
     # -- helpers -------------------------------------------------------------------------------
 
+    @property
+    def kept_adapters(self) -> Container[str]:
+        """Adapters of rows, and of waiting requests that this step found to lack something else."""
+        wanted = self.draft.wanted_adapters
+        return self.adapters.keys() | wanted if wanted else self.adapters
+
+    def load_adapter(self, adapter: str) -> None:
+        """Has the executor load an adapter, for which there is a slot."""
+        self.adapter_slots.load(
+            adapter, self.kept_adapters, self.last_answered_step_id, self.now_ns
+        )
+
     def _note_start(self, sequence: Sequence, hit: PrefixHit) -> None:
         num_on_host = min(len(hit.host_blocks) * self._config.block_size, hit.num_tokens)
         num_tokens = len(sequence.token_ids)
@@ -344,6 +358,7 @@ class Placement:
         self.adapters[scheduling.adapter] -= 1
         if self.adapters[scheduling.adapter] == 0:
             del self.adapters[scheduling.adapter]
+            self.adapter_slots.used(scheduling.adapter, self.last_planned_step_id)
         self.rows_of_tenants[scheduling.tenant].remove(row_id)
         if not self.rows_of_tenants[scheduling.tenant]:
             del self.rows_of_tenants[scheduling.tenant]

@@ -19,6 +19,7 @@ class StepDraft:
     a request was swapped; one step never does both. `yielded_tenants`: tenants of requests
     preempted since the planner last began to fill the step. `notes`: what was done to requests.
     `blockers`: requests that could not begin when the step was last filled, and why.
+    `wanted_adapters`: adapters of waiting requests that were looked at then, which stay loaded.
     """
 
     # No dataclass: every step makes a draft, and default factories take twice as long.
@@ -33,6 +34,7 @@ class StepDraft:
         "pinned_host_blocks",
         "published",
         "removed_row_ids",
+        "wanted_adapters",
         "yielded_tenants",
     )
 
@@ -48,6 +50,7 @@ class StepDraft:
         self.yielded_tenants: set[str] = set()
         self.notes: list[Note] = []
         self.blockers: dict[Request, AdmissionBlocker] = {}
+        self.wanted_adapters: set[str] = set()
 
     @property
     def has_preempted(self) -> bool:

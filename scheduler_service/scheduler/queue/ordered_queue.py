@@ -162,11 +162,13 @@ Lanes: TypeAlias = Collection[Lane] | None
 class OpenLanes:
     """Adapters and groups whose requests a reader wants to see; None for all.
 
-    The reader may change both between two requests.
+    `closed_adapters`: those of `adapters` that the reader does not want to see. The reader may
+    change all of them between two requests.
     """
 
     adapters: Collection[str] | None = None
     groups: Collection[str] | None = None
+    closed_adapters: Collection[str] = ()
 
 
 class WaitingLanes:
@@ -203,7 +205,15 @@ class WaitingLanes:
     def select(self, open_lanes: OpenLanes) -> Lanes:
         """Returns the lanes that are open; None for all lanes."""
         adapters, groups = open_lanes.adapters, open_lanes.groups
+        closed = open_lanes.closed_adapters
         if adapters is None:
-            return None if groups is None else [e for e in self._num_in if e[0] in groups]
+            if groups is None and not closed:
+                return None
+            return [
+                lane
+                for lane in self._num_in
+                if (groups is None or lane[0] in groups) and lane[1] not in closed
+            ]
         groups = self._num_of_group if groups is None else groups
-        return [(group, adapter) for group in groups for adapter in adapters]
+        wanted = [adapter for adapter in adapters if adapter not in closed]
+        return [(group, adapter) for group in groups for adapter in wanted]

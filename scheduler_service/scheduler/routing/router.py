@@ -171,7 +171,7 @@ class HostState:
 _NEW_TOKEN_WEIGHT = 1.25
 # Reuse of an evicted block is not certain, and the least recently used block goes first.
 _EVICTED_RATIO = 0.125
-# Cost of an adapter that no row uses, in tokens: it presumably has to be loaded.
+# Cost of an adapter that has to be loaded, in tokens, while no load was measured.
 _ADAPTER_TOKENS = 256
 
 
@@ -223,8 +223,9 @@ class HostCosts:
             costs_ns[index] += num_in_host_pool.get(state.number, 0) * state.block_ns
         adapter = request.scheduling.adapter
         for index, state in enumerate(states if adapter else ()):
-            if adapter not in state.host.adapters:
-                costs_ns[index] += _ADAPTER_TOKENS * state.token_ns
+            if not state.host.has_adapter(adapter):
+                load_ns = state.host.adapter_slots.load_ns
+                costs_ns[index] += load_ns or _ADAPTER_TOKENS * state.token_ns
         return costs_ns
 
     def _of_new(

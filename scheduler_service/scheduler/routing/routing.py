@@ -429,7 +429,17 @@ class Routing:
     def _is_closed(self, executor: ExecutorState, request: Request) -> bool:
         """Returns whether a request does not fit an executor, or must not begin there."""
         kinds, closed = self._kinds_for(request), self._closed_to(request)
-        return not _is_allowed(executor, self._states[executor], kinds, closed)
+        is_allowed = _is_allowed(executor, self._states[executor], kinds, closed)
+        return not is_allowed or self._is_loaded_elsewhere(request, executor)
+
+    def _is_loaded_elsewhere(self, request: Request, executor: ExecutorState) -> bool:
+        """Returns whether another executor is loading a request's adapter, which it lacks here."""
+        adapter = request.scheduling.adapter
+        return (
+            adapter != ""
+            and not executor.engine.has_adapter(adapter)
+            and any(each.engine.adapter_slots.is_loading(adapter) for each in self._states)
+        )
 
     def _options(self, request: Request) -> dict[ExecutorState, HostState]:
         """Returns executors that could begin a request now or soon, with their states."""
@@ -441,6 +451,7 @@ class Routing:
             if state.is_open_soon
             and executor not in declined
             and _is_allowed(executor, state, kinds, closed)
+            and not self._is_loaded_elsewhere(request, executor)
         }
 
     def _assign_best(self, request: Request, walk: _Walk) -> ExecutorState | None:

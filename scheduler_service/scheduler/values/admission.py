@@ -65,6 +65,8 @@ class AdmissionBlocker(Enum):
     """
 
     ADAPTER_SLOT = "adapter_slot"
+    ADAPTER_LOAD = "adapter_load"
+    ADAPTER_FAILED = "adapter_failed"
     BLOCKS = "blocks"
     ROWS = "rows"
     BYTES = "bytes"

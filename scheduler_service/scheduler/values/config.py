@@ -16,6 +16,7 @@ class Feature(Enum):
     PENALTIES = "penalties"
     LOGIT_BIAS = "logit_bias"
     ADAPTERS = "adapters"
+    ADAPTER_LOADING = "adapter_loading"
     CROSS_ATTENTION = "cross_attention"
     TOKEN_CONSTRAINTS = "token_constraints"
     GRAMMAR = "grammar"
@@ -99,7 +100,8 @@ class SchedulerConfig(PolicyConfig):
     """Configuration of one engine: its executor's pools, the model, limits of a step, policies.
 
     `sliding_window`: most tokens that a layer attends to, for every layer; None without a window.
-    `max_adapters`: distinct adapters of one step. `max_params_bytes`: limit on the bytes of lists
+    `max_adapters`: distinct adapters of one step. `num_adapter_slots`: adapters that the executor
+    has loaded at once; 0 if it loads none but has its own. `max_params_bytes`: limit on the bytes of lists
     and texts in the sampling parameters of all running requests, equal parameters counted once,
     since a step may have to carry all of them; None for no limit. Raises ValueError that names the
     field, its value and the allowed range.
@@ -127,6 +129,7 @@ class SchedulerConfig(PolicyConfig):
     block_bytes: int = 0
     sliding_window: int | None = None
     max_adapters: int = 0
+    num_adapter_slots: int = 0
     model_digest: str = ""
     max_params_bytes: int | None = None
 
@@ -209,6 +212,7 @@ _LEAST = {
     "block_bytes": 0,
     "sliding_window": 1,
     "max_adapters": 0,
+    "num_adapter_slots": 0,
     "max_params_bytes": 0,
     "num_lookahead_slots": 0,
     "max_run_ahead": 0,

@@ -193,8 +193,9 @@ class SchedulingParams:
     """Scheduling parameters of a request; ranges and meaning as in `scheduler.proto`.
 
     `priority`: smaller is more urgent. `deadline_ns`: wanted time of the last token, by the core's
-    clock. `cache_salt` separates prefix caches, as `adapter` and the model do; tenants share blocks
-    of the first `num_public_prefix_tokens` of a prompt.
+    clock. `adapter`: of a registered adapter, name and digest with an @ between them; else a name
+    that only executors know. `cache_salt` separates prefix caches, as `adapter` and the model do;
+    tenants share blocks of the first `num_public_prefix_tokens` of a prompt.
     """
 
     priority: int = 0
@@ -204,6 +205,11 @@ class SchedulingParams:
     cache_salt: str = ""
     uses_prefix_cache: bool = True
     num_public_prefix_tokens: int = 0
+
+    @property
+    def has_registered_adapter(self) -> bool:
+        """Whether executors have to load the adapter."""
+        return "@" in self.adapter
 
 
 DEFAULT_SCHEDULING = SchedulingParams()

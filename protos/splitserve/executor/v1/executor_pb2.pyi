@@ -96,16 +96,16 @@ ROW_STATUS_NOT_SAMPLED: RowStatus
 ROW_STATUS_GRAMMAR_INVALID: RowStatus
 
 class LoadAdapterRequest(_message.Message):
-    __slots__ = ("scheduler_epoch", "executor_epoch", "adapter", "evicted_adapters")
+    __slots__ = ("scheduler_epoch", "executor_epoch", "adapter", "kept_adapters")
     SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
-    EVICTED_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     scheduler_epoch: int
     executor_epoch: int
     adapter: AdapterSource
-    evicted_adapters: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, scheduler_epoch: _Optional[int] = ..., executor_epoch: _Optional[int] = ..., adapter: _Optional[_Union[AdapterSource, _Mapping]] = ..., evicted_adapters: _Optional[_Iterable[str]] = ...) -> None: ...
+    kept_adapters: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, scheduler_epoch: _Optional[int] = ..., executor_epoch: _Optional[int] = ..., adapter: _Optional[_Union[AdapterSource, _Mapping]] = ..., kept_adapters: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LoadAdapterResponse(_message.Message):
     __slots__ = ()

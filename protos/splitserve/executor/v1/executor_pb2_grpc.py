@@ -110,20 +110,20 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """Loads an adapter, so that rows can have it (NewRows.adapters); first removes the evicted ones.
-        Answers when rows may name the adapter: steps go on meanwhile. The scheduler keeps account of
-        what is loaded: at most AdapterSupport.max_num_loaded, those that are being loaded included. It
-        never evicts the adapter of a row in the row table, nor one that is being loaded.
+        """Loads an adapter, so that rows can have it (NewRows.adapters); first removes all adapters but
+        `kept_adapters`. Answers when rows may name the adapter: steps go on meanwhile. The scheduler
+        keeps account of what is loaded, at most AdapterSupport.max_num_loaded. It has one call at a
+        time under way, and removes no adapter of a row whose step has no result yet.
 
         Only for executors with ExecutorInfo.adapter_support. Since 1.6.
 
         Idempotency: an adapter that is loaded stays as it is, and one that is being loaded is awaited.
-        A cancelled call does not end the loading.
+        After an error the adapter is not loaded; a cancelled call does not end the loading.
         Errors: FAILED_PRECONDITION STALE_EPOCH, an epoch is not the one that the executor is in;
         FAILED_PRECONDITION ADAPTER_INVALID, its files cannot be read or have another digest, or it
         asks for what the executor does not compute; the message names the file, the field and what
         is allowed. Rows that name it fail with the same message.
-        RESOURCE_EXHAUSTED ADAPTERS_FULL, max_num_loaded others are loaded or being loaded.
+        RESOURCE_EXHAUSTED ADAPTERS_FULL, max_num_loaded others stay, or memory is short.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

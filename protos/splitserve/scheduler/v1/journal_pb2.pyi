@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JournalEntry(_message.Message):
-    __slots__ = ("now_ns", "raised", "header", "scheduler_created", "scheduler_checkpoint", "request_submitted", "request_aborted", "executor_joined", "executor_connected", "executor_doubted", "executor_draining", "executor_drain_expired", "executor_undrained", "executor_lost", "step_completed", "tenants_weighed", "tick", "effects")
+    __slots__ = ("now_ns", "raised", "header", "scheduler_created", "scheduler_checkpoint", "request_submitted", "request_aborted", "executor_joined", "executor_connected", "executor_doubted", "executor_draining", "executor_drain_expired", "executor_undrained", "executor_lost", "step_completed", "tenants_weighed", "tick", "adapter_loaded", "effects")
     NOW_NS_FIELD_NUMBER: _ClassVar[int]
     RAISED_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class JournalEntry(_message.Message):
     STEP_COMPLETED_FIELD_NUMBER: _ClassVar[int]
     TENANTS_WEIGHED_FIELD_NUMBER: _ClassVar[int]
     TICK_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_LOADED_FIELD_NUMBER: _ClassVar[int]
     EFFECTS_FIELD_NUMBER: _ClassVar[int]
     now_ns: int
     raised: str
@@ -44,8 +45,9 @@ class JournalEntry(_message.Message):
     step_completed: StepCompleted
     tenants_weighed: TenantsWeighed
     tick: Tick
+    adapter_loaded: AdapterLoaded
     effects: _containers.RepeatedCompositeFieldContainer[JournaledEffect]
-    def __init__(self, now_ns: _Optional[int] = ..., raised: _Optional[str] = ..., header: _Optional[_Union[JournalHeader, _Mapping]] = ..., scheduler_created: _Optional[_Union[SchedulerCreated, _Mapping]] = ..., scheduler_checkpoint: _Optional[_Union[SchedulerCheckpoint, _Mapping]] = ..., request_submitted: _Optional[_Union[RequestSubmitted, _Mapping]] = ..., request_aborted: _Optional[_Union[RequestAborted, _Mapping]] = ..., executor_joined: _Optional[_Union[ExecutorJoined, _Mapping]] = ..., executor_connected: _Optional[_Union[ExecutorConnected, _Mapping]] = ..., executor_doubted: _Optional[_Union[ExecutorDoubted, _Mapping]] = ..., executor_draining: _Optional[_Union[ExecutorDraining, _Mapping]] = ..., executor_drain_expired: _Optional[_Union[ExecutorDrainExpired, _Mapping]] = ..., executor_undrained: _Optional[_Union[ExecutorUndrained, _Mapping]] = ..., executor_lost: _Optional[_Union[ExecutorLost, _Mapping]] = ..., step_completed: _Optional[_Union[StepCompleted, _Mapping]] = ..., tenants_weighed: _Optional[_Union[TenantsWeighed, _Mapping]] = ..., tick: _Optional[_Union[Tick, _Mapping]] = ..., effects: _Optional[_Iterable[_Union[JournaledEffect, _Mapping]]] = ...) -> None: ...
+    def __init__(self, now_ns: _Optional[int] = ..., raised: _Optional[str] = ..., header: _Optional[_Union[JournalHeader, _Mapping]] = ..., scheduler_created: _Optional[_Union[SchedulerCreated, _Mapping]] = ..., scheduler_checkpoint: _Optional[_Union[SchedulerCheckpoint, _Mapping]] = ..., request_submitted: _Optional[_Union[RequestSubmitted, _Mapping]] = ..., request_aborted: _Optional[_Union[RequestAborted, _Mapping]] = ..., executor_joined: _Optional[_Union[ExecutorJoined, _Mapping]] = ..., executor_connected: _Optional[_Union[ExecutorConnected, _Mapping]] = ..., executor_doubted: _Optional[_Union[ExecutorDoubted, _Mapping]] = ..., executor_draining: _Optional[_Union[ExecutorDraining, _Mapping]] = ..., executor_drain_expired: _Optional[_Union[ExecutorDrainExpired, _Mapping]] = ..., executor_undrained: _Optional[_Union[ExecutorUndrained, _Mapping]] = ..., executor_lost: _Optional[_Union[ExecutorLost, _Mapping]] = ..., step_completed: _Optional[_Union[StepCompleted, _Mapping]] = ..., tenants_weighed: _Optional[_Union[TenantsWeighed, _Mapping]] = ..., tick: _Optional[_Union[Tick, _Mapping]] = ..., adapter_loaded: _Optional[_Union[AdapterLoaded, _Mapping]] = ..., effects: _Optional[_Iterable[_Union[JournaledEffect, _Mapping]]] = ...) -> None: ...
 
 class JournalHeader(_message.Message):
     __slots__ = ("journal_version", "software_version", "first_event")
@@ -160,6 +162,16 @@ class ExecutorUndrained(_message.Message):
     address: str
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
+class AdapterLoaded(_message.Message):
+    __slots__ = ("address", "adapter", "why_not")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    WHY_NOT_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    adapter: str
+    why_not: str
+    def __init__(self, address: _Optional[str] = ..., adapter: _Optional[str] = ..., why_not: _Optional[str] = ...) -> None: ...
+
 class ExecutorLost(_message.Message):
     __slots__ = ("address", "cause", "why")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -202,7 +214,7 @@ class Tick(_message.Message):
     def __init__(self, looks_everywhere: bool = ...) -> None: ...
 
 class JournaledEffect(_message.Message):
-    __slots__ = ("send_step", "deliver_tokens", "request_finished", "request_assigned", "request_moved", "request_quarantined", "request_acquitted", "request_blamed", "executor_serves", "executor_health_changed", "engine_failed", "executor_gone", "wake_at")
+    __slots__ = ("send_step", "deliver_tokens", "request_finished", "request_assigned", "request_moved", "request_quarantined", "request_acquitted", "request_blamed", "executor_serves", "executor_health_changed", "engine_failed", "executor_gone", "wake_at", "load_adapter")
     SEND_STEP_FIELD_NUMBER: _ClassVar[int]
     DELIVER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FINISHED_FIELD_NUMBER: _ClassVar[int]
@@ -216,6 +228,7 @@ class JournaledEffect(_message.Message):
     ENGINE_FAILED_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_GONE_FIELD_NUMBER: _ClassVar[int]
     WAKE_AT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_ADAPTER_FIELD_NUMBER: _ClassVar[int]
     send_step: SendStep
     deliver_tokens: DeliverTokens
     request_finished: EndedRequest
@@ -229,7 +242,18 @@ class JournaledEffect(_message.Message):
     engine_failed: EngineFailed
     executor_gone: ExecutorGone
     wake_at: WakeAt
-    def __init__(self, send_step: _Optional[_Union[SendStep, _Mapping]] = ..., deliver_tokens: _Optional[_Union[DeliverTokens, _Mapping]] = ..., request_finished: _Optional[_Union[EndedRequest, _Mapping]] = ..., request_assigned: _Optional[_Union[RequestAssigned, _Mapping]] = ..., request_moved: _Optional[_Union[RequestMoved, _Mapping]] = ..., request_quarantined: _Optional[_Union[RequestQuarantined, _Mapping]] = ..., request_acquitted: _Optional[_Union[RequestAcquitted, _Mapping]] = ..., request_blamed: _Optional[_Union[RequestBlamed, _Mapping]] = ..., executor_serves: _Optional[_Union[ExecutorServes, _Mapping]] = ..., executor_health_changed: _Optional[_Union[ExecutorHealthChanged, _Mapping]] = ..., engine_failed: _Optional[_Union[EngineFailed, _Mapping]] = ..., executor_gone: _Optional[_Union[ExecutorGone, _Mapping]] = ..., wake_at: _Optional[_Union[WakeAt, _Mapping]] = ...) -> None: ...
+    load_adapter: LoadAdapter
+    def __init__(self, send_step: _Optional[_Union[SendStep, _Mapping]] = ..., deliver_tokens: _Optional[_Union[DeliverTokens, _Mapping]] = ..., request_finished: _Optional[_Union[EndedRequest, _Mapping]] = ..., request_assigned: _Optional[_Union[RequestAssigned, _Mapping]] = ..., request_moved: _Optional[_Union[RequestMoved, _Mapping]] = ..., request_quarantined: _Optional[_Union[RequestQuarantined, _Mapping]] = ..., request_acquitted: _Optional[_Union[RequestAcquitted, _Mapping]] = ..., request_blamed: _Optional[_Union[RequestBlamed, _Mapping]] = ..., executor_serves: _Optional[_Union[ExecutorServes, _Mapping]] = ..., executor_health_changed: _Optional[_Union[ExecutorHealthChanged, _Mapping]] = ..., engine_failed: _Optional[_Union[EngineFailed, _Mapping]] = ..., executor_gone: _Optional[_Union[ExecutorGone, _Mapping]] = ..., wake_at: _Optional[_Union[WakeAt, _Mapping]] = ..., load_adapter: _Optional[_Union[LoadAdapter, _Mapping]] = ...) -> None: ...
+
+class LoadAdapter(_message.Message):
+    __slots__ = ("address", "adapter", "kept")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    adapter: str
+    kept: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, address: _Optional[str] = ..., adapter: _Optional[str] = ..., kept: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SendStep(_message.Message):
     __slots__ = ("address", "batch")
@@ -374,7 +398,7 @@ class RequestState(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., error_reason: _Optional[str] = ..., state_crc32: _Optional[int] = ...) -> None: ...
 
 class CoreConfig(_message.Message):
-    __slots__ = ("block_size", "num_device_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_waiting", "vocab_size", "eos_token_ids", "features", "num_host_blocks", "block_bytes", "sliding_window", "max_adapters", "model_digest", "prefix_caching", "host_prefix_cache", "num_lookahead_slots", "preemption_mode", "batch_policy", "delay_factor", "queue_policy", "tenant_weights", "separates_tenants", "max_params_bytes", "max_run_ahead", "max_run_ahead_ms", "speculation", "max_draft_tokens")
+    __slots__ = ("block_size", "num_device_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_waiting", "vocab_size", "eos_token_ids", "features", "num_host_blocks", "block_bytes", "sliding_window", "max_adapters", "model_digest", "prefix_caching", "host_prefix_cache", "num_lookahead_slots", "preemption_mode", "batch_policy", "delay_factor", "queue_policy", "tenant_weights", "separates_tenants", "max_params_bytes", "max_run_ahead", "max_run_ahead_ms", "speculation", "max_draft_tokens", "num_adapter_slots")
     class TenantWeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -410,6 +434,7 @@ class CoreConfig(_message.Message):
     MAX_RUN_AHEAD_MS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ADAPTER_SLOTS_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     num_device_blocks: int
     max_num_seqs: int
@@ -438,7 +463,8 @@ class CoreConfig(_message.Message):
     max_run_ahead_ms: int
     speculation: str
     max_draft_tokens: int
-    def __init__(self, block_size: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_waiting: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., features: _Optional[_Iterable[str]] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., sliding_window: _Optional[int] = ..., max_adapters: _Optional[int] = ..., model_digest: _Optional[str] = ..., prefix_caching: bool = ..., host_prefix_cache: bool = ..., num_lookahead_slots: _Optional[int] = ..., preemption_mode: _Optional[str] = ..., batch_policy: _Optional[str] = ..., delay_factor: _Optional[float] = ..., queue_policy: _Optional[str] = ..., tenant_weights: _Optional[_Mapping[str, float]] = ..., separates_tenants: bool = ..., max_params_bytes: _Optional[int] = ..., max_run_ahead: _Optional[int] = ..., max_run_ahead_ms: _Optional[int] = ..., speculation: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
+    num_adapter_slots: int
+    def __init__(self, block_size: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_waiting: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., features: _Optional[_Iterable[str]] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., sliding_window: _Optional[int] = ..., max_adapters: _Optional[int] = ..., model_digest: _Optional[str] = ..., prefix_caching: bool = ..., host_prefix_cache: bool = ..., num_lookahead_slots: _Optional[int] = ..., preemption_mode: _Optional[str] = ..., batch_policy: _Optional[str] = ..., delay_factor: _Optional[float] = ..., queue_policy: _Optional[str] = ..., tenant_weights: _Optional[_Mapping[str, float]] = ..., separates_tenants: bool = ..., max_params_bytes: _Optional[int] = ..., max_run_ahead: _Optional[int] = ..., max_run_ahead_ms: _Optional[int] = ..., speculation: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., num_adapter_slots: _Optional[int] = ...) -> None: ...
 
 class EndedRequest(_message.Message):
     __slots__ = ("request_id", "finish_reason", "error_reason", "num_output_tokens", "output_crc32", "num_cached_tokens", "num_preemptions")

@@ -31,6 +31,7 @@ class LiveLack(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LIVE_LACK_RESULTS: _ClassVar[LiveLack]
     LIVE_LACK_OPEN_EXECUTOR: _ClassVar[LiveLack]
     LIVE_LACK_OTHERS_FIRST: _ClassVar[LiveLack]
+    LIVE_LACK_ADAPTER_LOAD: _ClassVar[LiveLack]
 LIVE_STATE_UNSPECIFIED: LiveState
 LIVE_STATE_SERVING: LiveState
 LIVE_STATE_LATE: LiveState
@@ -50,6 +51,7 @@ LIVE_LACK_BUDGET: LiveLack
 LIVE_LACK_RESULTS: LiveLack
 LIVE_LACK_OPEN_EXECUTOR: LiveLack
 LIVE_LACK_OTHERS_FIRST: LiveLack
+LIVE_LACK_ADAPTER_LOAD: LiveLack
 
 class WatchSchedulerRequest(_message.Message):
     __slots__ = ("frames_per_second",)

@@ -165,8 +165,9 @@ class Admitter:
             return AdmissionBlocker.SHARE
         if not self._placement.is_settled(request):
             return AdmissionBlocker.RESULTS
-        if not self._room.has_adapter_slot(request):
-            return AdmissionBlocker.ADAPTER_SLOT
+        blocker = self._find_adapter_blocker(request)
+        if blocker is not None:
+            return blocker
         blocker = self._room.find_row_blocker(request)
         if blocker is AdmissionBlocker.SHARE or (
             blocker is not None and not (may_preempt and self._queue.preempts)
@@ -177,6 +178,22 @@ class Admitter:
         if self._keeps_bytes and self._room.num_more_bytes(request) > 0:
             return AdmissionBlocker.BYTES
         return None
+
+    def _find_adapter_blocker(self, request: Request) -> AdmissionBlocker | None:
+        """Returns why a request cannot have its adapter yet; begins to load the adapter."""
+        blocker, adapter = self._room.find_adapter_blocker(request), request.scheduling.adapter
+        slots = self._placement.adapter_slots
+        if blocker is AdmissionBlocker.ADAPTER_FAILED:
+            why = slots.failure(adapter, request.submitted_ns)
+            self._fail(request, "ROW_FAILED", f"adapter {adapter!r} cannot be loaded: {why}")
+        elif blocker is AdmissionBlocker.ADAPTER_LOAD:
+            # Others with this adapter wait for the same.
+            self._lanes.closed_adapters = {*self._lanes.closed_adapters, adapter}
+            if not slots.is_loading(adapter):
+                self._placement.load_adapter(adapter)
+        elif blocker is None and adapter:
+            self._placement.draft.wanted_adapters.add(adapter)
+        return blocker
 
     def _start(self, request: Request, hit: PrefixHit) -> None:
         """Allocates a row and blocks to a request that was found to fit; charges its tenant."""
@@ -207,7 +224,7 @@ class Admitter:
         can_yield = rows.has_classes and not self._placement.draft.has_preempted
         if not can_yield or not shape.takes_waiting:
             return admitted
-        self._lanes.adapters = None
+        self._open_lanes()
         first = next(self._candidates(waiting), None)
         if first is None or not rows.may_yield_to(self._queue.step_class(first)):
             return admitted
@@ -237,10 +254,10 @@ class Admitter:
             return admitted
         first = self._first_preempted
         if shape.takes_waiting and first is not None and not is_divided:
-            self._lanes.adapters = None
+            self._open_lanes()
             if self._admit_waiting(waiting, budget, admitted, [], _Ahead(first)):
                 return admitted
-        self._lanes.adapters = None
+        self._open_lanes()
         stuck, passed = self._bring_back(shape, budget, admitted)
         if shape.takes_waiting and (stuck is None or is_divided):
             ahead = None if stuck is None else _Ahead(stuck)
@@ -252,7 +269,7 @@ class Admitter:
         swapped = next(filter(self._placement.suspects.may_run, self._placement.swapped), None)
         if swapped is None:
             return False
-        self._lanes.adapters = None
+        self._open_lanes()
         if not self._room.is_divided:
             for request in self._candidates(waiting):
                 if self._queue.may_preempt(request, swapped):
@@ -266,6 +283,9 @@ class Admitter:
         self._room.begin_step()
         returning = self._first_to_return
         return returning is None or self._queue.may_pass(first, returning)
+
+    def _open_lanes(self) -> None:
+        self._lanes.adapters, self._lanes.closed_adapters = None, ()
 
     @property
     def _first_preempted(self) -> Request | None:
@@ -293,10 +313,14 @@ class Admitter:
             is_swapped = request.status is RequestStatus.SWAPPED
             if not is_swapped and not shape.takes_waiting:
                 continue  # this step computes no prompts
-            if not self._room.has_adapter_slot(request):
+            blocker = self._find_adapter_blocker(request)
+            if request.is_finished:
+                continue
+            if blocker is AdmissionBlocker.ADAPTER_SLOT:
                 self._lanes.adapters = _NO_ADAPTER
             adapters, adapter = self._lanes.adapters, request.scheduling.adapter
             is_closed = adapters is not None and adapter not in adapters
+            is_closed |= adapter in self._lanes.closed_adapters
             # Over its tenant's share, the request returns when other requests of the tenant leave.
             if is_closed or self._room.exceeds_share(request):
                 passed += [] if is_swapped else [request]
@@ -375,6 +399,10 @@ class Admitter:
                 self._placement.draft.blockers[request] = blocker
             if blocker is AdmissionBlocker.POOL:
                 self._fail(request, "KV_CACHE_EXHAUSTED", "the request outgrew the whole KV cache")
+            elif blocker is AdmissionBlocker.ADAPTER_FAILED:
+                continue  # the request has ended
+            elif blocker is AdmissionBlocker.ADAPTER_LOAD:
+                continue  # it does not take long, and nothing that others take is lacking
             elif blocker is None:
                 self._placement.draft.blockers.pop(request, None)
                 for each in (*blocked, *passed):

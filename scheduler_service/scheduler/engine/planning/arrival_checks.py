@@ -92,7 +92,8 @@ def _needed_features(request: Request) -> Iterator[Feature]:
     if params.grammar is not None:
         yield Feature.GRAMMAR
     if request.scheduling.adapter:
-        yield Feature.ADAPTERS
+        is_loaded = request.scheduling.has_registered_adapter
+        yield Feature.ADAPTER_LOADING if is_loaded else Feature.ADAPTERS
     if request.encoder_token_ids is not None:
         yield Feature.CROSS_ATTENTION
 

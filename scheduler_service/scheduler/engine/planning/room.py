@@ -83,12 +83,23 @@ class Room:
         """Returns whether a request of the same tenant was preempted for this step."""
         return request.scheduling.tenant in self._placement.draft.yielded_tenants
 
-    def has_adapter_slot(self, request: Request) -> bool:
-        """Returns whether a step may have a request's adapter beside those that run."""
+    def find_adapter_blocker(self, request: Request) -> AdmissionBlocker | None:
+        """Returns why a row of a request could not have its adapter now; None if it could."""
         adapter, running = request.scheduling.adapter, self._placement.adapters
         if adapter == "" or adapter in running:
-            return True
-        return len(running) - ("" in running) < self._config.max_adapters
+            return None
+        slots = self._placement.adapter_slots
+        if slots.is_loading(adapter):
+            return AdmissionBlocker.ADAPTER_LOAD
+        if slots.failure(adapter, request.submitted_ns) is not None:
+            return AdmissionBlocker.ADAPTER_FAILED
+        if len(running) - ("" in running) >= self._config.max_adapters:
+            return AdmissionBlocker.ADAPTER_SLOT
+        if not slots.loads_adapters or adapter in slots.loaded:
+            return None
+        if slots.can_load(self._placement.kept_adapters, self._placement.last_answered_step_id):
+            return AdmissionBlocker.ADAPTER_LOAD
+        return AdmissionBlocker.ADAPTER_SLOT
 
     def num_bytes_over(self, request: Request) -> int:
         """Returns by how many bytes parameters of `request` and running requests exceed the limit.
@@ -118,7 +129,7 @@ class Room:
             needed += len(request.unfinished) + blocks.watermark
         return (
             placement.is_settled(request)
-            and self.has_adapter_slot(request)
+            and self.find_adapter_blocker(request) is None
             and self.num_bytes_over(request) <= 0
             and placement.num_unreserved_rows >= request.num_rows_wanted
             and blocks.device.num_free >= needed
@@ -202,8 +213,9 @@ class Room:
             return AdmissionBlocker.OTHERS_FIRST
         if not placement.is_settled(request):
             return AdmissionBlocker.RESULTS
-        if not self.has_adapter_slot(request):
-            return AdmissionBlocker.ADAPTER_SLOT
+        blocker = self.find_adapter_blocker(request)
+        if blocker is not None:
+            return blocker
         if request.status is RequestStatus.SWAPPED:
             if self.exceeds_share(request):
                 return AdmissionBlocker.SHARE

@@ -83,6 +83,7 @@ class StepPlanner:
         while True:
             draft.yielded_tenants.clear()
             draft.blockers.clear()
+            draft.wanted_adapters.clear()
             for shape in self._batch_policy.shapes(self._queue_state(waiting)):
                 row_ids, num_new_tokens = self._fill(shape, waiting)
                 if len(row_ids) and self._is_time_for(row_ids):
