@@ -176,6 +176,7 @@ RULES: Mapping[str, AccessRule] = MappingProxyType(
         f"{_CLIENTS}/GetModel": _SERVED,
         f"{_CLIENTS}/GetTokenizer": _GENERATE_OR_GATEWAY,
         f"{_CLIENTS}/Identify": _GENERATE_OR_GATEWAY,
+        f"{_CLIENTS}/ListAdapters": _SERVED,
         "splitserve.scheduler.v1.RegistryService": AccessRule(Role.EXECUTOR),
         "splitserve.scheduler.v1.AdminService": AccessRule(Role.OPERATOR, frozenset({"operator"})),
         "splitserve.scheduler.v1.LiveService": AccessRule(Role.OPERATOR, frozenset({"operator"})),
