@@ -21,9 +21,10 @@ class ExecutorConfig:
     their number. `block_size`: tokens. `memory_fraction`: share of the device's memory.
     `num_host_blocks`: 0 turns swapping off. `host_executors`: number of executors that are started
     together on this machine and share its memory. `runtime_dir`: directory in which executors of
-    this machine see each other's reservations. `threads`: CPU threads. Addresses are `host:port`.
-    `scheduler`: in the format of `splitserve_common.scheduler_discovery`. `drain_timeout_s`: time
-    for the scheduler to finish or move the running requests.
+    this machine see each other's reservations. `max_adapters`: number of adapters that may be
+    loaded at once and used by one step; 0 turns adapters off. `threads`: CPU threads. Addresses are
+    `host:port`. `scheduler`: in the format of `splitserve_common.scheduler_discovery`.
+    `drain_timeout_s`: time for the scheduler to finish or move the running requests.
     """
 
     model: str
@@ -47,6 +48,8 @@ class ExecutorConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int | None
+    max_adapters: int
+    max_adapter_rank: int
     threads: int | None
     listen: str
     advertise_address: str | None

@@ -16,6 +16,7 @@ from scheduler_service.scheduler.values import (
     PreemptionMode,
     Speculation,
 )
+from splitserve_adapters import AdapterInvalid, parse_adapters
 from splitserve_common import AddressRules, is_loopback
 from splitserve_metrics import MetricsAddress
 from splitserve_rpc import Role, Security, SecurityUnusable, check_exposure
@@ -159,6 +160,8 @@ class SchedulerServiceConfig:
     `journal`: file to record events in, None for no journal. `peers`: the other schedulers, in the
     format of `splitserve_common.scheduler_discovery`. `metrics`, `traces`: None for none.
     `remember_requests`: number of ended requests that Explain remembers; 0: Explain is off.
+    `adapters`: folders of LoRA adapters by name. `adapters_file`: file with more of them.
+    `adapters_dir`: folder of adapters that requests may name.
     """
 
     listen: str
@@ -177,6 +180,9 @@ class SchedulerServiceConfig:
     metrics: MetricsAddress | None = None
     remember_requests: int = 0
     traces: TraceConfig | None = None
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    adapters_file: Path | None = None
+    adapters_dir: Path | None = None
 
     @classmethod
     def from_options(cls, values: Mapping[str, Any]) -> SchedulerServiceConfig:
@@ -211,6 +217,9 @@ class SchedulerServiceConfig:
             MetricsAddress.from_options(values),
             values["remember_requests"],
             TraceConfig.from_options(values),
+            _adapters(values["adapter"]),
+            _path(values["adapters_file"]),
+            _adapters_dir(values["adapters_dir"]),
         )
 
 
@@ -243,6 +252,24 @@ def _executor_addresses(text: str | None) -> AddressRules:
         return AddressRules() if text is None else AddressRules.parse(text)
     except ValueError as error:
         raise ValueError(f"--executor-addresses: {error}") from error
+
+
+def _adapters(text: str | None) -> dict[str, Path]:
+    """Parses `--adapter`. Raises ValueError."""
+    try:
+        return {} if text is None else parse_adapters(text.split(","))
+    except AdapterInvalid as error:
+        raise ValueError(f"--adapter: {error}") from error
+
+
+def _adapters_dir(text: str | None) -> Path | None:
+    """Parses `--adapters-dir`. Raises ValueError."""
+    if text is None:
+        return None
+    folder = Path(text).absolute()
+    if not folder.is_dir():
+        raise ValueError(f"--adapters-dir is {text!r}; allowed: a directory")
+    return folder
 
 
 def _policies(values: Mapping[str, Any]) -> PolicyConfig:

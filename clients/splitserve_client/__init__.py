@@ -18,6 +18,8 @@ from splitserve_client.client_config import (
 from splitserve_client.codec import encode_sampling_params
 from splitserve_client.connection import MAX_HOPS, Connection, allowed
 from splitserve_client.errors import (
+    AdapterExists,
+    AdapterUnknown,
     CallerNotAllowed,
     CallerUnknown,
     CredentialsUnusable,
@@ -47,6 +49,7 @@ from splitserve_client.generation import (
 )
 from splitserve_client.resumable_request import ResumableRequest, Submission, current_trace
 from splitserve_client.scheduler_info import (
+    Adapter,
     DrainedExecutor,
     Executor,
     ExecutorList,
@@ -108,6 +111,9 @@ __all__ = [
     "DEFAULT_ADDRESS",
     "MAX_AT_ONCE",
     "MAX_HOPS",
+    "Adapter",
+    "AdapterExists",
+    "AdapterUnknown",
     "Answers",
     "ApiKey",
     "AsyncClient",

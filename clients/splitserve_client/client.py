@@ -10,7 +10,7 @@ from typing import Self, Unpack
 
 from splitserve.scheduler.v1.live_pb2 import WatchSchedulerResponse
 from splitserve_client.client_config import DEFAULT_ADDRESS, Backoff, ClientConfig
-from splitserve_client.codec import decode_executors, decode_identity, decode_model
+from splitserve_client.codec import decode_adapter, decode_executors, decode_identity, decode_model
 from splitserve_client.connection import Connection
 from splitserve_client.generation import (
     Generation,
@@ -21,6 +21,7 @@ from splitserve_client.generation import (
 )
 from splitserve_client.resumable_request import ResumableRequest, Submission, stream_resumed
 from splitserve_client.scheduler_info import (
+    Adapter,
     DrainedExecutor,
     ExecutorList,
     Explanation,
@@ -293,6 +294,30 @@ class AsyncClient:
         # of encoded with the wrong tokenizer.
         model = await self.get_model()
         return ModelTokenizer(await self.get_tokenizer(), model.digest)
+
+    async def list_adapters(self, credential: str | None = None) -> tuple[Adapter, ...]:
+        """Returns the registered adapters that the caller may use, in order of their names.
+
+        `credential`: lists what its owner may use; None for the client's own.
+        """
+        listed = await self._connection.adapters(credential)
+        return tuple(map(decode_adapter, listed.adapters))
+
+    async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> Adapter:
+        """Registers the adapter at `path`, on the scheduler's machine; for operators.
+
+        `replace`: whether `name` may have another folder until now. Raises AdapterExists, and
+        InvalidRequest if `path` has no adapter.
+        """
+        loaded = await self._connection.load_adapter(name, path, replace=replace)
+        return decode_adapter(loaded.adapter)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Removes an adapter: later requests cannot name it; for operators. Raises AdapterUnknown.
+
+        Accepted requests keep it.
+        """
+        await self._connection.unload_adapter(name)
 
     async def explain(self, request_id: str) -> Explanation:
         """Explains what happened to a request and what it waits for; for operators."""

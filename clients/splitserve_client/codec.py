@@ -8,7 +8,14 @@ from typing import assert_never
 from splitserve.executor.v1 import executor_pb2
 from splitserve.scheduler.v1 import admin_pb2, scheduler_pb2
 from splitserve_client.errors import RequestFailed, error_of_reason
-from splitserve_client.scheduler_info import Executor, ExecutorList, Identity, Model, Readiness
+from splitserve_client.scheduler_info import (
+    Adapter,
+    Executor,
+    ExecutorList,
+    Identity,
+    Model,
+    Readiness,
+)
 from splitserve_rpc import duration_from_s
 from splitserve_text import (
     BeamSearch,
@@ -202,6 +209,11 @@ def decode_identity(response: scheduler_pb2.IdentifyResponse) -> Identity:
         frozenset(response.scopes),
         response.may_use_model,
     )
+
+
+def decode_adapter(info: scheduler_pb2.AdapterInfo) -> Adapter:
+    """Decodes a registered adapter."""
+    return Adapter(info.name, info.path, info.digest, info.base_model)
 
 
 def _decode_default_sampling(params: scheduler_pb2.SamplingParams) -> SamplingParams:

@@ -96,7 +96,8 @@ def _is_local(host: str) -> bool:
     return ip.is_loopback or ip.is_link_local or ip.is_unspecified
 
 
-_TOKENIZER_TIMEOUT_S = 60.0
+# Files are read and sent, or read and hashed, in this time.
+_FILES_TIMEOUT_S = 60.0
 # Time without a useful response after which the scheduler may be without executors.
 _SILENCE_S = 5.0
 
@@ -180,9 +181,7 @@ class Connection:
         """Fetches the tokenizer files by name. Raises ModelNotReady, TokenizerUnavailable."""
         files: dict[str, bytearray] = {}
         request = scheduler_pb2.GetTokenizerRequest()
-        pieces = self.stream(
-            lambda stubs: stubs.scheduler.GetTokenizer, request, _TOKENIZER_TIMEOUT_S
-        )
+        pieces = self.stream(lambda stubs: stubs.scheduler.GetTokenizer, request, _FILES_TIMEOUT_S)
         async with aclosing(pieces):
             async for piece in pieces:
                 if piece.file_name not in files:
@@ -203,6 +202,34 @@ class Connection:
         response: scheduler_pb2.IdentifyResponse
         response = await self.unary(lambda stubs: stubs.scheduler.Identify, request)
         return response
+
+    async def adapters(self, credential: str | None) -> scheduler_pb2.ListAdaptersResponse:
+        """Lists the adapters that the owner of `credential` may use; None: our own."""
+        request = scheduler_pb2.ListAdaptersRequest()
+        response: scheduler_pb2.ListAdaptersResponse
+        response = await self.unary(
+            lambda stubs: stubs.scheduler.ListAdapters, request, credential=credential
+        )
+        return response
+
+    async def load_adapter(
+        self, name: str, path: str, *, replace: bool
+    ) -> admin_pb2.LoadAdapterResponse:
+        """Registers an adapter; for operators."""
+        request = admin_pb2.LoadAdapterRequest(name=name, path=path, replace=replace)
+        response: admin_pb2.LoadAdapterResponse
+        response = await self.unary(
+            lambda stubs: stubs.admin.LoadAdapter,
+            request,
+            self._operator.metadata,
+            timeout_s=_FILES_TIMEOUT_S,
+        )
+        return response
+
+    async def unload_adapter(self, name: str) -> None:
+        """Removes an adapter; for operators."""
+        request = admin_pb2.UnloadAdapterRequest(name=name)
+        await self.unary(lambda stubs: stubs.admin.UnloadAdapter, request, self._operator.metadata)
 
     async def executors(self) -> admin_pb2.ListExecutorsResponse:
         """Lists the executors; for operators."""
@@ -273,15 +300,27 @@ class Connection:
             lambda stubs: stubs.scheduler.Session, requests, is_progress=_is_more_than_refusals
         )
 
-    async def unary(self, method: Method, request: object, metadata: Metadata = ()) -> Any:  # noqa: ANN401
+    async def unary(
+        self,
+        method: Method,
+        request: object,
+        metadata: Metadata = (),
+        *,
+        credential: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:  # noqa: ANN401
         """Makes a short call and returns its answer.
 
-        `metadata`: in addition to that of every call.
+        `metadata`: in addition to that of every call. `credential`: in place of our own.
+        `timeout_s`: None for that of short calls.
         """
+        key = self._api_key if credential is None else ApiKey(credential, None)
         async with self._target.call(self._timeout_s) as stubs:
-            metadata = (*self._api_key.current(), *metadata)
+            metadata = (*key.current(), *metadata)
             try:
-                return await method(stubs)(request, timeout=self._timeout_s, metadata=metadata)
+                return await method(stubs)(
+                    request, timeout=timeout_s or self._timeout_s, metadata=metadata
+                )
             except grpc.aio.AioRpcError as error:
                 raise error_of_failure(failure_of(error)) from error
 

@@ -8,6 +8,8 @@ SplitserveError
 ├── CallerNotAllowed         the credential is valid but does not permit the call
 ├── RequestIdInUse           an unfinished request has this id
 ├── RequestUnknown           no unfinished request has this id
+├── AdapterUnknown           no adapter of this name is registered
+├── AdapterExists            the name of an adapter has another folder
 ├── TokenizerUnavailable     the server offers no tokenizer
 ├── QueueFull                too many requests wait; retry after `retry_delay_s`
 ├── QuotaExceeded            a quota of the caller's tenant is used up; retry after `retry_delay_s`
@@ -55,6 +57,14 @@ class RequestIdInUse(SplitserveError):
 
 class RequestUnknown(SplitserveError):
     """Reports that no unfinished request has this id."""
+
+
+class AdapterUnknown(SplitserveError):
+    """Reports that no adapter of this name is registered."""
+
+
+class AdapterExists(SplitserveError):
+    """Reports that an adapter of this name is registered, from another folder."""
 
 
 class QueueFull(SplitserveError):
@@ -108,6 +118,8 @@ _ERROR_OF_REASON: Mapping[str, type[SplitserveError]] = MappingProxyType(
         "CALLER_NOT_ALLOWED": CallerNotAllowed,
         "REQUEST_ID_IN_USE": RequestIdInUse,
         "REQUEST_UNKNOWN": RequestUnknown,
+        "ADAPTER_UNKNOWN": AdapterUnknown,
+        "ADAPTER_EXISTS": AdapterExists,
         "TOKENIZER_UNAVAILABLE": TokenizerUnavailable,
         "QUEUE_FULL": QueueFull,
         "QUOTA_EXCEEDED": QuotaExceeded,

@@ -193,6 +193,20 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """Registered LoRA adapter.
+
+    `path`: folder or file at the scheduler. `digest`: of its files; empty until a request names the
+    adapter. `base_model`: model that it was trained for, by its own statement; may be empty.
+    """
+
+    name: str
+    path: str
+    digest: str
+    base_model: str
+
+
+@dataclass(frozen=True, slots=True)
 class Executor:
     """Executor as the scheduler sees it. `is_draining`: the executor is leaving.
 

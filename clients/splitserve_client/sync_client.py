@@ -12,6 +12,7 @@ from splitserve_client.client import AsyncClient
 from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
 from splitserve_client.generation import Generation, RequestOptions, TextGeneration
 from splitserve_client.scheduler_info import (
+    Adapter,
     DrainedExecutor,
     ExecutorList,
     Explanation,
@@ -153,6 +154,18 @@ class Client:
     def get_tokenizer(self) -> Tokenizer:
         """Fetches the model's tokenizer; errors: as for `AsyncClient.get_tokenizer`."""
         return self._wait(self._client.get_tokenizer())
+
+    def list_adapters(self) -> tuple[Adapter, ...]:
+        """Returns the registered adapters that the caller may use, in order of their names."""
+        return self._wait(self._client.list_adapters())
+
+    def load_adapter(self, name: str, path: str, *, replace: bool = False) -> Adapter:
+        """Registers an adapter; for operators; see `AsyncClient.load_adapter`."""
+        return self._wait(self._client.load_adapter(name, path, replace=replace))
+
+    def unload_adapter(self, name: str) -> None:
+        """Removes an adapter; for operators. Raises AdapterUnknown."""
+        self._wait(self._client.unload_adapter(name))
 
     def explain(self, request_id: str) -> Explanation:
         """Explains what happened to a request and what it waits for; for operators."""

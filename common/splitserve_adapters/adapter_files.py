@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
@@ -132,6 +132,25 @@ def check_adapter_name(name: str) -> None:
         )
     if "@" in name:
         raise AdapterInvalid(f"the name {name!r} has an @, which separates the digest")
+
+
+def parse_adapters(entries: Iterable[str]) -> dict[str, Path]:
+    """Returns the absolute paths of adapters by name, given as `NAME=DIR`.
+
+    Raises AdapterInvalid for an entry of another form, a name that no adapter may have, and a name
+    that is given twice. Reads no file.
+    """
+    adapters: dict[str, Path] = {}
+    for entry in entries:
+        name, separator, path = (part.strip() for part in entry.partition("="))
+        if not separator or not path:
+            raise AdapterInvalid(f"{entry.strip()!r} is invalid; allowed: NAME=DIR")
+        check_adapter_name(name)
+        if name in adapters:
+            raise AdapterInvalid(f"the name {name!r} is given twice; allowed: once")
+        # Executors get this path, too, and have another working directory.
+        adapters[name] = Path(os.path.expanduser(path)).absolute()
+    return adapters
 
 
 def is_adapter_folder(path: Path) -> bool:

@@ -197,6 +197,7 @@ def _encodable(text: str) -> str:
 LOGGING_PACKAGES = (
     "executor_service",
     "scheduler_service",
+    "splitserve_adapters",
     "splitserve_bench",
     "splitserve_cli",
     "splitserve_client",

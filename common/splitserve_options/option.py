@@ -35,6 +35,7 @@ class OptionKind(enum.Enum):
     CHOICE = "choice"
     ADDRESS = "host:port"
     SCHEDULERS = "host:port,... or dns:host:port or file:path"
+    ADAPTERS = "NAME=DIR,..."
     ORIGINS = "origin,..."
     HOSTS = "name,..."
     SWITCH = "true or false"
@@ -96,6 +97,8 @@ class Option:
                 return "host:port"
             case OptionKind.SCHEDULERS:
                 return "host:port, up to 64 of them separated by commas, dns:host:port or file:path"
+            case OptionKind.ADAPTERS:
+                return "NAME=DIR, several of them separated by commas"
             case OptionKind.ORIGINS:
                 return "*, or origins like https://host:port, separated by commas"
             case OptionKind.HOSTS:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from splitserve_common import check_schedulers, is_address
+from splitserve_options.adapters_table import ADAPTERS_OPTIONS
 from splitserve_options.executor_table import EXECUTOR_OPTIONS
 from splitserve_options.gateway_table import GATEWAY_OPTIONS
 from splitserve_options.observability_table import OBSERVABILITY_OPTIONS
@@ -139,6 +140,7 @@ OPTIONS: tuple[Option, ...] = (
         maximum=64,
     ),
     *SCHEDULING_OPTIONS,
+    *ADAPTERS_OPTIONS,
     *ROBUSTNESS_OPTIONS,
     *OBSERVABILITY_OPTIONS,
     Option(
@@ -258,7 +260,8 @@ def _read_flags(command: Command, argv: Sequence[str]) -> dict[str, str]:
     flags, extra = parser.parse_known_args(list(argv))
     if extra:
         raise OptionError(_unknown_argument(command, extra[0]))
-    return {key: value for key, value in vars(flags).items() if value is not None}
+    given = {key: value for key, value in vars(flags).items() if value is not None}
+    return {key: ",".join(v) if isinstance(v, list) else v for key, v in given.items()}
 
 
 def _build_parser(command: Command) -> argparse.ArgumentParser:
@@ -280,7 +283,8 @@ def _build_parser(command: Command) -> argparse.ArgumentParser:
         if option.kind is OptionKind.SWITCH:
             add(option.flag, dest=option.key, action="store_const", const="true", help=text)
         else:
-            add(option.flag, dest=option.key, metavar=_metavar(option), help=text)
+            action = "append" if option.kind is OptionKind.ADAPTERS else "store"
+            add(option.flag, dest=option.key, action=action, metavar=_metavar(option), help=text)
     return parser
 
 
@@ -371,6 +375,11 @@ def _are_schedulers(text: str) -> bool:
     return True
 
 
+def _are_adapters(text: str) -> bool:
+    pairs = [entry.partition("=") for entry in text.split(",")]
+    return all(name.strip() and folder.strip() for name, _, folder in pairs)
+
+
 def _are_origins(text: str) -> bool:
     return text == "*" or all(map(_ORIGIN.fullmatch, text.split(",")))
 
@@ -382,6 +391,7 @@ def _are_hosts(text: str) -> bool:
 _TEXT_CHECKS: Mapping[OptionKind, Callable[[str], bool]] = {
     OptionKind.ADDRESS: is_address,
     OptionKind.SCHEDULERS: _are_schedulers,
+    OptionKind.ADAPTERS: _are_adapters,
     OptionKind.ORIGINS: _are_origins,
     OptionKind.HOSTS: _are_hosts,
     OptionKind.TEXT: lambda text: bool(text.strip()),

@@ -161,6 +161,7 @@ class AccessRule:
 _ANYBODY = AccessRule()
 _GENERATE = AccessRule(scopes=frozenset({"generate"}))
 _GENERATE_OR_GATEWAY = AccessRule(scopes=frozenset({"generate", "gateway"}))
+_GENERATE_OR_OPERATOR = AccessRule(scopes=frozenset({"generate", "operator"}))
 _SERVED = AccessRule(scopes=frozenset({"generate", "gateway", "operator"}))
 _CLIENTS = "splitserve.scheduler.v1.SchedulerService"
 
@@ -176,6 +177,7 @@ RULES: Mapping[str, AccessRule] = MappingProxyType(
         f"{_CLIENTS}/GetModel": _SERVED,
         f"{_CLIENTS}/GetTokenizer": _GENERATE_OR_GATEWAY,
         f"{_CLIENTS}/Identify": _GENERATE_OR_GATEWAY,
+        f"{_CLIENTS}/ListAdapters": _GENERATE_OR_OPERATOR,
         "splitserve.scheduler.v1.RegistryService": AccessRule(Role.EXECUTOR),
         "splitserve.scheduler.v1.AdminService": AccessRule(Role.OPERATOR, frozenset({"operator"})),
         "splitserve.scheduler.v1.LiveService": AccessRule(Role.OPERATOR, frozenset({"operator"})),

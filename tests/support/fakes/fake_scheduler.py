@@ -178,6 +178,11 @@ class FakeScheduler(
     default_sampling_params: scheduler_pb2.SamplingParams | None = None
     slow_compute_reason: str = ""
     quantization: str = ""
+    # Paths of the listed adapters by name. `adapter_refusal`: reason of refusing any other; empty:
+    # others are served, too.
+    adapters: dict[str, str] = field(default_factory=dict)
+    adapter_refusal: str = ""
+    num_lists: int = 0
     hold: asyncio.Event | None = None
     requests: list[scheduler_pb2.GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -271,6 +276,8 @@ class FakeScheduler(
         self.before_request(request)
         if request.model_digest not in ("", self.model_digest):
             raise DomainError("MODEL_CHANGED", f"served is {self.model_digest}")
+        if self.adapter_refusal and request.adapter not in ("", *self.adapters):
+            raise DomainError(self.adapter_refusal, f"adapter is {request.adapter!r}")
         sequences = make_sequences(request)
         if request.sampling_params.HasField("num_prompt_logprobs"):
             is_resumed = any(sequence.token_ids for sequence in sequences)
@@ -346,6 +353,30 @@ class FakeScheduler(
             max_message_bytes=self.max_message_bytes,
             quantization=self.quantization,
         )
+
+    async def ListAdapters(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
+        self.num_lists += 1
+        names = sorted(self.adapters)
+        return scheduler_pb2.ListAdaptersResponse(adapters=map(self._adapter, names))
+
+    def _adapter(self, name: str) -> scheduler_pb2.AdapterInfo:
+        path = self.adapters[name]
+        digest = name.encode().hex()
+        return scheduler_pb2.AdapterInfo(name=name, path=path, digest=digest, base_model="base")
+
+    async def LoadAdapter(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
+        if not request.path.startswith("/"):
+            raise DomainError("ADAPTER_INVALID", f"{request.path} is no folder")
+        if self.adapters.get(request.name, request.path) != request.path and not request.replace:
+            raise DomainError("ADAPTER_EXISTS", f"{request.name!r} has another folder")
+        self.adapters[request.name] = request.path
+        return admin_pb2.LoadAdapterResponse(adapter=self._adapter(request.name))
+
+    async def UnloadAdapter(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
+        if request.name not in self.adapters:
+            raise DomainError("ADAPTER_UNKNOWN", f"no adapter is called {request.name!r}")
+        del self.adapters[request.name]
+        return admin_pb2.UnloadAdapterResponse()
 
     async def GetTokenizer(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802
         if not self.tokenizer_files:

@@ -64,6 +64,9 @@ async def _call_everything(client: AsyncClient) -> None:
     await client.get_model()
     await client.get_tokenizer_files()
     await client.list_executors()
+    await client.list_adapters()
+    await client.load_adapter("a", "/a")
+    await client.unload_adapter("a")
     await client.is_serving()
 
 
@@ -73,6 +76,7 @@ async def test_every_call_brings_the_key(knowing: str, access: OneKey) -> None:
     methods = {method for method, brought in access.calls if brought == f"Bearer {KEY}"}
     assert methods >= {
         "Generate", "Session", "Abort", "GetModel", "GetTokenizer", "ListExecutors", "Check",
+        "ListAdapters", "LoadAdapter", "UnloadAdapter",
     }  # fmt: skip
     assert methods == {method for method, _ in access.calls}
 

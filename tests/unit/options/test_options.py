@@ -213,6 +213,7 @@ HOSTS = "allowed: *, or names"
         ("executor", "scheduler", ["dns:schedulers", "file:", "dns:a:1,b:2"], DISCOVERED),
         ("scheduler", "allowed-hosts", ["", "a,", "a:8000", "https://a"], HOSTS),
         ("scheduler", "allowed-hosts", ["a.*", "*,a", "a b", "**.a"], HOSTS),
+        ("scheduler", "adapter", ["", "a", "a=", "=/a", "a=/a,", "a=/a,b"], "NAME=DIR"),
     ],
 )
 def test_resolve_refuses_values_of_another_form(
@@ -230,9 +231,17 @@ def test_resolve_refuses_values_of_another_form(
         ("gateway", "schedulers", ["a:1,[::1]:2", "dns:schedulers:1", "file:/etc/schedulers"]),
         ("executor", "scheduler", ["a:1,b:2", "dns:schedulers:1", "file:/etc/schedulers"]),
         ("executor", "allowed-hosts", ["*", "api.example.org", "*.example.org,gate_way-1"]),
+        ("scheduler", "adapter", ["a=/a", "a b=/a b,c=d=e"]),
         ("executor", "listen", ["127.0.0.1:0", "[::1]:50051", "my-host.example.com:65535"]),
     ],
 )
 def test_resolve_takes_values_as_they_are(command: Command, name: str, values: list[str]) -> None:
     for value in values:
         assert resolve(command, [f"--{name}={value}"], {})[name.replace("-", "_")] == value
+
+
+def test_resolve_keeps_all_adapters_when_the_flag_is_given_several_times() -> None:
+    argv = ["--adapter=a=/a", "--adapter", "b=/b,c=/c"]
+    assert resolve("scheduler", argv, {"SPLITSERVE_ADAPTER": "d=/d"})["adapter"] == (
+        "a=/a,b=/b,c=/c"
+    )

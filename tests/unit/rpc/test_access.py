@@ -174,7 +174,7 @@ def opened_by(scope: str, method: str) -> bool:
     service, name = method.removeprefix("/").split("/")
     if service in OPERATORS:
         return scope == "operator"
-    allowed = {"gateway": FOR_GATEWAYS, "operator": {"GetModel"}}
+    allowed = {"gateway": FOR_GATEWAYS, "operator": {"GetModel", "ListAdapters"}}
     return scope == "generate" or name in allowed.get(scope, ())
 
 

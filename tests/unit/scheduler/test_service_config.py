@@ -259,3 +259,29 @@ def test_max_len_for_is_what_fits_the_pool(
 ) -> None:
     config = make_config(num_device_blocks=10, block_size=4, sliding_window=window)
     assert config.max_len_for(num_prompt_tokens, num_sequences, num_encoder_blocks) == length
+
+
+def _whole(*argv: str) -> SchedulerServiceConfig:
+    return SchedulerServiceConfig.from_options(options.parse("scheduler", argv, {}))
+
+
+def test_config_has_absolute_paths_of_adapters_when_they_are_given(tmp_path: Path) -> None:
+    config = _whole(
+        "--adapter=a=/some/a", "--adapter=b=c", "--adapters-file=f", f"--adapters-dir={tmp_path}"
+    )
+    assert config.adapters == {"a": Path("/some/a"), "b": Path.cwd() / "c"}
+    assert (config.adapters_file, config.adapters_dir) == (Path("f"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--adapter=a=/b,a=/c", "--adapter: the name 'a' is given twice"),
+        ("--adapter=a@1=/b", "--adapter: the name 'a@1' has an @"),
+        (f"--adapter={'a' * 129}=/b", "--adapter: .* allowed: 1 to 128 printable characters"),
+        ("--adapters-dir=/no/such", "--adapters-dir is '/no/such'; allowed: a directory"),
+    ],
+)
+def test_config_is_refused_when_adapters_are_invalid(flag: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _whole(flag)
