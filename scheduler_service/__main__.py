@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from scheduler_service.adapters import AdapterRegistry
 from scheduler_service.audit import Audit, AuditUnusable, open_audit
 from scheduler_service.callers import Callers, OpenedCallers, open_callers
 from scheduler_service.config import SchedulerServiceConfig
@@ -66,6 +67,7 @@ _CLUSTER_SERVICES = (
     "splitserve.scheduler.v1.LiveService",
 )
 _STOP_GRACE_S = 1.0
+_ADAPTERS_FILE_PERIOD_S = 1.0
 
 if TYPE_CHECKING:
     from scheduler_service.service import SchedulerMetrics
@@ -98,6 +100,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     recorder, live = _open_recorder(config), LiveView()
     watchers = [None if metrics is None else metrics.watch, recorder, traces, live]
     connect = partial(ExecutorLink, identity=config.security.identity)
+    adapters = await _open_adapters(config)
     cluster = Driver(
         config.cluster,
         scheduler_epoch,
@@ -106,6 +109,7 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
         audit=audit,
         watchers=[each for each in watchers if each is not None],
         connect=connect,
+        adapters=adapters,
     )
     if opened.tenants is not None:
         cluster.weigh_tenants(opened.tenant_weights)
@@ -138,7 +142,12 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     ends = CertificateEnds(config.security.shown)
     background_tasks = [
         asyncio.create_task(work)
-        for work in (readiness.run(changed), refreshing, ends.keep_looking())
+        for work in (
+            readiness.run(changed),
+            refreshing,
+            ends.keep_looking(),
+            adapters.keep_fresh(partial(asyncio.sleep, _ADAPTERS_FILE_PERIOD_S)),
+        )
     ]
     # The metrics listener may find its port taken. It starts first, while no server has to be
     # stopped for that.
@@ -173,6 +182,12 @@ async def serve(config: SchedulerServiceConfig, opened: OpenedCallers) -> None:
     journal.close()
     await asyncio.to_thread(audit.close)
     _log.info("scheduler_stopped")
+
+
+async def _open_adapters(config: SchedulerServiceConfig) -> AdapterRegistry:
+    adapters = AdapterRegistry(config.adapters, config.adapters_dir, config.adapters_file)
+    await adapters.read_file()
+    return adapters
 
 
 async def _drain(

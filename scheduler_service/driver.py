@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import assert_never
 
+from scheduler_service.adapters import AdapterRegistry
 from scheduler_service.audit import Audit, NoAudit
 from scheduler_service.callers import Admission
 from scheduler_service.config import ClusterConfig
@@ -40,7 +41,8 @@ class Driver:
     """Event loop around a `Scheduler`, between clients and executors.
 
     `on_change` is called when readiness may have changed. `watchers` see every turn, after its
-    effects were executed. `delivery` holds the streams of clients. `now_ns`: monotonic clock.
+    effects were executed. `delivery` holds the streams of clients. `adapters`: those that requests
+    may name. `now_ns`: monotonic clock.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class Driver:
         audit: Audit | None = None,
         watchers: Sequence[Watcher] = (),
         connect: Connect = ExecutorLink,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         self._config = config
+        self.adapters = adapters or AdapterRegistry()
         self.scheduler_epoch = scheduler_epoch
         self._on_change = on_change
         self.now_ns = now_ns
@@ -73,7 +77,9 @@ class Driver:
         max_unread_bytes = config.max_unread_bytes
         unread = UnreadLimits(max_unread_bytes, _NUM_UNREAD_STREAMS * max_unread_bytes)
         self.delivery = Delivery(unread, self._end_unread)
-        self.membership = Membership(config, scheduler_epoch, now_ns, connect, self._handle)
+        self.membership = Membership(
+            config, scheduler_epoch, now_ns, connect, self._handle, self.adapters
+        )
         self.served = Served(self.membership, self.scheduler, config.max_model_len)
 
     # -- Event loop ----------------------------------------------------------------------------
@@ -139,6 +145,8 @@ class Driver:
                 self._deliver(found)
             case effects.WakeAt(at_ns):
                 self._set_timer(at_ns)
+            case effects.LoadAdapter(address):
+                self.membership.sessions[address].adapters.load(effect)
             case effects.RequestFinished(request):
                 self.delivery.finish(request)
                 self._untrack(request)
@@ -314,6 +322,7 @@ class Driver:
                 "REQUEST_ID_IN_USE", f"request_id {admission.name.own_id!r} is unfinished"
             )
         self.scheduler.check(request)
+        self.adapters.hold(request.scheduling.adapter)
         self.delivery.expect(request.request_id, sink)
         admission.charge.begin()
         num_waiting = self.scheduler.num_waiting
@@ -373,6 +382,7 @@ class Driver:
             self._idle.set()
         if tracked is not None:
             tracked.admission.charge.end(request)
+            self.adapters.release(request.scheduling.adapter)
 
 
 def _draining(peers: tuple[str, ...] = ()) -> DomainError:

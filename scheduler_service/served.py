@@ -5,7 +5,7 @@ from __future__ import annotations
 from scheduler_service.executors import Membership
 from scheduler_service.request_limits import message_bytes, most_message_bytes
 from scheduler_service.scheduler import Scheduler
-from scheduler_service.scheduler.values import SchedulerConfig
+from scheduler_service.scheduler.values import Feature, SchedulerConfig
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_contract import MAX_SEQUENCES
 
@@ -37,6 +37,13 @@ class Served:
     def largest_config(self) -> SchedulerConfig | None:
         """Limits of the executor that takes the largest requests; None before any joined."""
         return self._scheduler.capabilities.largest_config
+
+    def has_feature(self, feature: Feature) -> bool:
+        """Returns whether an executor that is here has a feature, or the last one that served."""
+        configs = [each.config for each in self._scheduler.executors.values()]
+        last = self._scheduler.capabilities.last_config
+        configs += [] if configs or last is None else [last]
+        return any(feature in config.features for config in configs)
 
     @property
     def max_model_len(self) -> int:

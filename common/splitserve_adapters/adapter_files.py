@@ -52,6 +52,10 @@ class AdapterFiles:
             raise
         return cls(path, opened)
 
+    def duplicate(self) -> Self:
+        """Returns the same open files, to be closed on their own."""
+        return type(self)(self.path, {name: os.dup(file) for name, file in self._files.items()})
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the files, in order."""

@@ -193,7 +193,7 @@ def check_request(request: Request, limits: TenantLimits, tenant: str) -> None:
             f"{limits.min_priority} to {limits.max_priority}",
             limit="min_priority" if priority < limits.min_priority else "max_priority",
         )
-    if adapter and limits.adapters is not None and not _is_one_of(adapter, limits.adapters):
+    if not may_use_adapter(adapter, limits):
         raise _not_allowed(
             "adapters", f"tenant {tenant!r} may not use the adapter {adapter!r}", limits.adapters
         )
@@ -219,6 +219,11 @@ def check_request(request: Request, limits: TenantLimits, tenant: str) -> None:
 
 def _is_one_of(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def may_use_adapter(adapter: str, limits: TenantLimits) -> bool:
+    """Returns whether a tenant may use an adapter of this name; all may use none (empty)."""
+    return not adapter or limits.adapters is None or _is_one_of(adapter, limits.adapters)
 
 
 def _not_allowed(limit: str, what: str, allowed: tuple[str, ...] | None) -> DomainError:

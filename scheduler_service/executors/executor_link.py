@@ -37,6 +37,8 @@ _MAX_FRUITLESS_CALLS = 10
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 MAX_TOKENIZER_FILES = 64
 _MAX_SHOWN_CHARS = 80
+# Reading and checking an adapter of gigabytes takes many seconds.
+_LOAD_TIMEOUT_S = 600.0
 _CLOSED = "the link is closed"
 _SERVICE = executor.DESCRIPTOR.services_by_name["ExecutorService"]
 
@@ -65,6 +67,14 @@ class _ConnectionCut(Exception):
 
 class ExecutorRestarted(ExecutorGone):
     """Restart of the executor: another epoch answers at its address."""
+
+
+class AdapterNotLoaded(Exception):
+    """Error: the executor did not load an adapter. `is_final`: it cannot, rather than may later."""
+
+    def __init__(self, why: str, *, is_final: bool) -> None:
+        super().__init__(why)
+        self.is_final = is_final
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +120,10 @@ class Link(Protocol):
 
     async def tokenizer_files(self) -> dict[str, bytes]:
         """Fetches the tokenizer files; empty if the executor has none. Raises ExecutorLost."""
+        ...
+
+    async def load_adapter(self, request: executor.LoadAdapterRequest) -> None:
+        """Has the executor load an adapter. Raises AdapterNotLoaded."""
         ...
 
     def results(self) -> AsyncGenerator[executor.StepResult, None]:
@@ -248,6 +262,19 @@ class ExecutorLink:
         finally:
             call.cancel()
         return {name: bytes(data) for name, data in files.items()}
+
+    async def load_adapter(self, request: executor.LoadAdapterRequest) -> None:
+        """Has the executor load an adapter. Raises AdapterNotLoaded."""
+        try:
+            await self._stub.LoadAdapter(
+                request, timeout=_LOAD_TIMEOUT_S, metadata=self._metadata, wait_for_ready=True
+            )
+        except grpc.aio.AioRpcError as error:
+            # The network may have cut the call. An executor that is gone ends this link.
+            is_final = error.code() is not grpc.StatusCode.UNAVAILABLE
+            raise AdapterNotLoaded(failure_of(error).message, is_final=is_final) from error
+        except grpc.aio.UsageError as error:
+            raise AdapterNotLoaded(_CLOSED, is_final=True) from error
 
     async def results(self) -> AsyncGenerator[executor.StepResult, None]:
         """Yields one result for each batch sent, in order. Raises ExecutorLost."""

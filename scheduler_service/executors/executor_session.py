@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from scheduler_service.executors.adapter_loader import AdapterLoader, AdapterSources
 from scheduler_service.executors.answer_watch import (
     AnswerWatch,
     LivenessVerdict,
@@ -44,9 +45,9 @@ Report: TypeAlias = Callable[[events.Event, ReceivedResult | None], None]
 class ExecutorSession:
     """Session with one life of an executor.
 
-    `report` takes the events. `steps` gives the executor up when it does not answer its steps.
-    `is_connected`: the executor serves. `closed` is to be called when the scheduler has removed the
-    executor.
+    `report` takes the events. `sources` has the files of adapters. `steps` gives the executor up
+    when it does not answer its steps. `is_connected`: the executor serves. `closed` is to be called
+    when the scheduler has removed the executor.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ExecutorSession:
         steps: StepAlarm,
         scheduler_epoch: int,
         report: Report,
+        sources: AdapterSources,
     ) -> None:
         self.link = link
         self.info = link.info
@@ -67,6 +69,9 @@ class ExecutorSession:
         steps.give_up = self._lose
         self.scheduler_epoch = scheduler_epoch
         self._report = report
+        self.adapters = AdapterLoader(
+            link, scheduler_epoch, sources, lambda event: report(event, None)
+        )
         self.is_connected = False
         self.task: asyncio.Task[None] | None = None
         self._in_flight: deque[tuple[int, int]] = deque()
@@ -117,6 +122,7 @@ class ExecutorSession:
         self._is_closed = True
         self.is_connected = False
         self.steps.stop()
+        self.adapters.close()
         self._ended.set()
 
     def _lose(self, why: str) -> None:

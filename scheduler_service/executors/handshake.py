@@ -78,6 +78,7 @@ _TEXTS = MappingProxyType(
         "model.kv_cache_dtype": (_KV_DTYPES, _KV_DTYPES),
     }
 )
+_MAX_ADAPTER_SLOTS = 65536
 _SHOWN_CHARS = 100
 # Executors of this contract minor and later have sampling version 2 unless they say otherwise.
 _FIRST_MINOR_OF_SAMPLING_2 = 2
@@ -207,6 +208,13 @@ def _check_optional(info: executor.ExecutorInfo) -> None:
     if (executor.FEATURE_ADAPTERS in info.features) != (most >= 1):
         allowed = "1 or more with FEATURE_ADAPTERS, absent without"
         raise _invalid("limits.max_adapters_per_step", most, allowed)
+    if info.HasField("adapter_support"):
+        support, least = info.adapter_support, max(most, 1)
+        if not least <= support.max_num_loaded <= _MAX_ADAPTER_SLOTS:
+            allowed = f"limits.max_adapters_per_step, {least}, to {_MAX_ADAPTER_SLOTS}"
+            raise _invalid("adapter_support.max_num_loaded", support.max_num_loaded, allowed)
+        if support.max_rank < 1:
+            raise _invalid("adapter_support.max_rank", support.max_rank, "1 or more")
     for name, most in _TRIAL_STEP_RANGES.items() if info.HasField("trial_step") else ():
         if not 1 <= (number := getattr(info.trial_step, name)) <= most:
             raise _invalid(f"trial_step.{name}", number, f"1 to {most}")
@@ -278,6 +286,7 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
         features=_features(info),
         sliding_window=model.sliding_window_tokens if has_window else None,
         max_adapters=min(config.max_adapters, limits.max_adapters_per_step),
+        num_adapter_slots=info.adapter_support.max_num_loaded,
         model_digest=model.digest,
         max_params_bytes=_max_params_bytes(
             limits.max_message_bytes, max_num_seqs, max_num_batched_tokens
@@ -290,6 +299,9 @@ def _features(info: executor.ExecutorInfo) -> frozenset[Feature]:
     """Returns the executor's features, with those implied by its sampling version."""
     features = decode_features(info.features)
     has_min_p_last = _sampling_version(info) > 1
+    if info.HasField("adapter_support"):
+        # It has no adapters of its own, which requests name without a digest.
+        features = features - {Feature.ADAPTERS} | {Feature.ADAPTER_LOADING}
     return features | {Feature.MIN_P_AFTER_TOP_P} if has_min_p_last else features
 
 

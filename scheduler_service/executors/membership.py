@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from scheduler_service.config import ClusterConfig
+from scheduler_service.executors.adapter_loader import AdapterSources
 from scheduler_service.executors.answer_watch import AnswerWatch, SignsOfLife
 from scheduler_service.executors.applicants import VERIFY_TIMEOUT_S, Applicants, IdleChecks, Tasks
 from scheduler_service.executors.drains import Drained, Drains
@@ -55,8 +56,10 @@ class Membership:
         now_ns: Callable[[], int],
         connect: Connect,
         report: Report,
+        sources: AdapterSources,
     ) -> None:
         self._config = config
+        self._sources = sources
         self._scheduler_epoch = scheduler_epoch
         self._now_ns = now_ns
         self._connect = connect
@@ -184,7 +187,9 @@ class Membership:
                 life.last_step_id,
                 scheduler_epoch,
             )
-            session = ExecutorSession(link, config, life, steps, scheduler_epoch, self._report)
+            session = ExecutorSession(
+                link, config, life, steps, scheduler_epoch, self._report, self._sources
+            )
             self._report(joined, None)
         except (ValueError, OverflowError, MemoryError, OSError) as error:
             message = f"cannot create an engine for the executor: {error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
@@ -13,6 +14,7 @@ from scheduler_service.driver import Driver
 from scheduler_service.executors import MAX_TIMEOUT_S
 from scheduler_service.journal import software_version
 from scheduler_service.service.caller_checks import CallerNames
+from scheduler_service.streams import encode_adapter
 from scheduler_service.watching import LifeRecorder, explain, explain_queue
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import admin_pb2, admin_pb2_grpc
@@ -20,7 +22,7 @@ from splitserve_contract import CONTRACT_MAJOR, CONTRACT_MINOR, DomainError
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """Implements ListExecutors, DrainExecutor, UndrainExecutor, Explain and ExplainQueue."""
+    """Implements AdminService."""
 
     def __init__(
         self,
@@ -106,6 +108,28 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._audit.record(OperatorCalled("UndrainExecutor", context.peer(), name))
         self._cluster.undrain_executor(request.address)
         return admin_pb2.UndrainExecutorResponse()
+
+    async def LoadAdapter(
+        self, request: admin_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.LoadAdapterResponse:
+        """Registers an adapter, after its files were read."""
+        self._audit.record(
+            OperatorCalled("LoadAdapter", context.peer(), self._names.of_call(context))
+        )
+        loaded = await self._cluster.adapters.load(
+            request.name, Path(request.path), replace=request.replace
+        )
+        return admin_pb2.LoadAdapterResponse(adapter=encode_adapter(loaded))
+
+    async def UnloadAdapter(
+        self, request: admin_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> admin_pb2.UnloadAdapterResponse:
+        """Removes an adapter from those that requests may name."""
+        self._audit.record(
+            OperatorCalled("UnloadAdapter", context.peer(), self._names.of_call(context))
+        )
+        self._cluster.adapters.unload(request.name)
+        return admin_pb2.UnloadAdapterResponse()
 
     async def Explain(
         self, request: admin_pb2.ExplainRequest, context: grpc.aio.ServicerContext

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import grpc.aio
 
-from scheduler_service.callers import Caller, Callers, Scope, check_model, may_use_model
+from scheduler_service.adapters import RegisteredAdapter
+from scheduler_service.callers import (
+    Caller,
+    Callers,
+    Scope,
+    check_model,
+    may_use_adapter,
+    may_use_model,
+)
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_common import peer_host
@@ -73,6 +83,21 @@ class CallerChecks:
         """
         if Scope.GATEWAY not in caller.scopes:
             check_model(self._callers.limits(caller.tenant), caller.tenant, model)
+
+    def allowed_adapters(
+        self, caller: Caller, adapters: Iterable[RegisteredAdapter], credential: str
+    ) -> list[RegisteredAdapter]:
+        """Returns the adapters that a tenant may use: that of `credential`, or of the caller.
+
+        A gateway without the credential of another caller may use all. Raises
+        DomainError(CALLER_UNKNOWN).
+        """
+        if credential:
+            caller = self._callers.identify(credential)
+        elif Scope.GATEWAY in caller.scopes:
+            return list(adapters)
+        limits = self._callers.limits(caller.tenant)
+        return [each for each in adapters if may_use_adapter(each.name, limits)]
 
     def identify(self, credential: str, model: executor.ModelInfo | None) -> api.IdentifyResponse:
         """Returns caller, tenant and scopes of `credential`, and whether it may use `model`.

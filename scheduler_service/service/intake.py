@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 
+from scheduler_service.adapters import AdapterUnknown
 from scheduler_service.callers import (
     Admission,
     Caller,
@@ -19,7 +20,7 @@ from scheduler_service.callers import (
 from scheduler_service.driver import Driver
 from scheduler_service.request_limits import RequestName, check_lengths
 from scheduler_service.scheduler.engine.planning import max_len_of
-from scheduler_service.scheduler.values import Request, SchedulerConfig
+from scheduler_service.scheduler.values import Feature, Request, SchedulerConfig
 from scheduler_service.streams import (
     SamplingDecoder,
     check_names,
@@ -82,8 +83,33 @@ class Intake:
         charge = self.quotas.charge(tenant, num_prompt_tokens, _num_resumed_tokens(message))
         request = self._decode(message, name, tenant)
         check_request(request, limits, tenant)
+        self._choose_adapter(request)
         _limit_output(request, limits.max_output_tokens, config)
         return AcceptedRequest(request, Admission(name, charge, caller=caller.name))
+
+    async def look_at_adapter(self, message: api.GenerateRequest) -> None:
+        """Has the files read of the adapter that a request names; to be called before `accept`."""
+        if message.adapter:
+            await self._cluster.adapters.look(message.adapter)
+
+    def _choose_adapter(self, request: Request) -> None:
+        """Replaces the name of a registered adapter by that of its present version.
+
+        Executors may have adapters of their own, whose names only they know. Raises DomainError.
+        """
+        adapter, adapters = request.scheduling.adapter, self._cluster.adapters
+        if not adapter:
+            return
+        try:
+            reference = adapters.reference(adapter)
+        except AdapterUnknown:
+            served = self._cluster.served
+            if served.has_feature(Feature.ADAPTERS):
+                return
+            if served.has_feature(Feature.ADAPTER_LOADING) or not adapters.is_empty:
+                raise
+            return
+        request.scheduling = replace(request.scheduling, adapter=reference)
 
     def _tenant(self, message: api.GenerateRequest, caller: Caller) -> str:
         """Returns the tenant that the request is for.

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from urllib.parse import unquote
 
 import grpc.aio
@@ -31,7 +32,7 @@ _BUSY_RETRY_S = 1.0
 
 
 class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
-    """Implements Register and Leave."""
+    """Implements RegistryService."""
 
     def __init__(
         self, cluster: Driver, addresses: ExecutorAddresses, audit: Audit | None = None
@@ -70,6 +71,16 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         with self._leaving.taken(peer_host(context.peer())):
             await self._cluster.leave(request.address, request.executor_epoch, timeout_s)
         return registry_pb2.LeaveResponse()
+
+    async def FetchAdapter(
+        self, request: registry_pb2.FetchAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[registry_pb2.FetchAdapterResponse]:
+        """Streams the files of an adapter that requests have."""
+        chunks = self._cluster.adapters.chunks(request.digest)
+        with closing(chunks):
+            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+                file_name, data = chunk
+                yield registry_pb2.FetchAdapterResponse(file_name=file_name, data=data)
 
 
 def _busy(host: str) -> DomainError:

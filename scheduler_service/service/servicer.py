@@ -27,6 +27,7 @@ from scheduler_service.streams import (
     RequestSink,
     SessionStream,
     client_key,
+    encode_adapter,
     encode_default_sampling,
     encode_rejection,
 )
@@ -66,7 +67,7 @@ class Opener:
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Implements Generate, Session, Abort, GetModel, Identify and GetTokenizer.
+    """Implements Generate, Session, Abort, GetModel, Identify, GetTokenizer and ListAdapters.
 
     `splitserve_rpc.access` checks the scopes that a method needs. The servicer checks which request
     belongs to which caller.
@@ -107,6 +108,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         stream = GenerateStream(self._cluster.delivery.new_outbox())
         tenant = self._checks.known_tenant(caller)
         with self._open_calls.stream(tenant), self._cluster.client_stream(stream):
+            await self._intake.look_at_adapter(request)
             with self._request_log.refusals(request, caller):
                 accepted = self._intake.accept(request, caller)
                 accepted.request.client_key = client_key(stream.number, 0)
@@ -175,6 +177,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         for number, submit in enumerate(submissions, 1):
             if stream.outbox.has_ended:
                 return
+            await self._intake.look_at_adapter(submit.request)
             await opener.pause.after(self._submit(submit, stream, opener))
             # A client that does not read its refusals gets no more of them: its submits wait.
             await stream.outbox.wait_for_room()
@@ -278,6 +281,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise DomainError("MODEL_NOT_READY", "no executor has registered yet")
         self._checks.check_model(caller, model.name)
         return model
+
+    async def ListAdapters(
+        self, request: api.ListAdaptersRequest, context: grpc.aio.ServicerContext
+    ) -> api.ListAdaptersResponse:
+        """Returns the registered adapters that the caller's tenant may use."""
+        caller = self._checks.of_call(context)
+        registered = await asyncio.to_thread(self._cluster.adapters.list)
+        allowed = self._checks.allowed_adapters(caller, registered, request.credential)
+        return api.ListAdaptersResponse(adapters=map(encode_adapter, allowed))
 
     async def Identify(
         self, request: api.IdentifyRequest, context: grpc.aio.ServicerContext

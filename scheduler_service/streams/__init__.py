@@ -7,6 +7,7 @@ from scheduler_service.streams.client_codec import (
     decode_sampling_params,
     decode_scheduling_params,
     decode_token_ids,
+    encode_adapter,
     encode_default_sampling,
     encode_rejection,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "decode_sampling_params",
     "decode_scheduling_params",
     "decode_token_ids",
+    "encode_adapter",
     "encode_default_sampling",
     "encode_rejection",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from scheduler_service.adapters import RegisteredAdapter
 from scheduler_service.scheduler.values import (
     BeamParams,
     Completion,
@@ -242,6 +243,16 @@ def encode_default_sampling(params: executor.SamplingParams) -> api.SamplingPara
         if params.HasField(name) and parameter.accepts(getattr(params, name)):
             setattr(defaults, name, getattr(params, name))
     return defaults if defaults.ListFields() else None
+
+
+def encode_adapter(adapter: RegisteredAdapter) -> api.AdapterInfo:
+    """Encodes a registered adapter."""
+    return api.AdapterInfo(
+        name=adapter.name,
+        path=str(adapter.path),
+        digest=adapter.digest,
+        base_model=adapter.base_model,
+    )
 
 
 def encode_token(event: TokenEvent) -> api.TokenChunk:

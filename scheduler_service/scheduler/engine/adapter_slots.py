@@ -78,9 +78,7 @@ class AdapterSlots:
             or self._evictable(kept, answered_step_id) is not None
         )
 
-    def load(
-        self, adapter: str, kept: Container[str], answered_step_id: int, now_ns: int
-    ) -> None:
+    def load(self, adapter: str, kept: Container[str], answered_step_id: int, now_ns: int) -> None:
         """Begins to load an adapter if `can_load`; evicts the least recently used."""
         if len(self._last_steps) + len(self._loading) >= self._num_slots:
             evicted = self._evictable(kept, answered_step_id)

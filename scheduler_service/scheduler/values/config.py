@@ -101,10 +101,10 @@ class SchedulerConfig(PolicyConfig):
 
     `sliding_window`: most tokens that a layer attends to, for every layer; None without a window.
     `max_adapters`: distinct adapters of one step. `num_adapter_slots`: adapters that the executor
-    has loaded at once; 0 if it loads none but has its own. `max_params_bytes`: limit on the bytes of lists
-    and texts in the sampling parameters of all running requests, equal parameters counted once,
-    since a step may have to carry all of them; None for no limit. Raises ValueError that names the
-    field, its value and the allowed range.
+    has loaded at once; 0 if it loads none but has its own. `max_params_bytes`: limit on the bytes
+    of lists and texts in the sampling parameters of all running requests, equal parameters counted
+    once, since a step may have to carry all of them; None for no limit. Raises ValueError that
+    names the field, its value and the allowed range.
     """
 
     block_size: int

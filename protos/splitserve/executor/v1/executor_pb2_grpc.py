@@ -120,9 +120,9 @@ class ExecutorServiceServicer(object):
         Idempotency: an adapter that is loaded stays as it is, and one that is being loaded is awaited.
         After an error the adapter is not loaded; a cancelled call does not end the loading.
         Errors: FAILED_PRECONDITION STALE_EPOCH, an epoch is not the one that the executor is in;
-        FAILED_PRECONDITION ADAPTER_INVALID, its files cannot be read or have another digest, or it
-        asks for what the executor does not compute; the message names the file, the field and what
-        is allowed. Rows that name it fail with the same message.
+        INVALID_ARGUMENT ADAPTER_INVALID, its files cannot be read or have another digest, or it asks
+        for what the executor does not compute; the message names the file, the field and what is
+        allowed;
         RESOURCE_EXHAUSTED ADAPTERS_FULL, max_num_loaded others stay, or memory is short.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

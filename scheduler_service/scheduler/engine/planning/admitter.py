@@ -165,7 +165,7 @@ class Admitter:
             return AdmissionBlocker.SHARE
         if not self._placement.is_settled(request):
             return AdmissionBlocker.RESULTS
-        blocker = self._find_adapter_blocker(request)
+        blocker = self._room.find_adapter_blocker(request)
         if blocker is not None:
             return blocker
         blocker = self._room.find_row_blocker(request)
@@ -179,21 +179,28 @@ class Admitter:
             return AdmissionBlocker.BYTES
         return None
 
-    def _find_adapter_blocker(self, request: Request) -> AdmissionBlocker | None:
-        """Returns why a request cannot have its adapter yet; begins to load the adapter."""
+    def _awaits_adapter(self, request: Request) -> bool:
+        """Returns whether a request cannot begin because its adapter is not loaded; begins to load.
+
+        Ends the request if the adapter cannot be loaded. Loading takes nothing that others need, so
+        all others may begin meanwhile.
+        """
         blocker, adapter = self._room.find_adapter_blocker(request), request.scheduling.adapter
-        slots = self._placement.adapter_slots
+        draft, slots = self._placement.draft, self._placement.adapter_slots
         if blocker is AdmissionBlocker.ADAPTER_FAILED:
             why = slots.failure(adapter, request.submitted_ns)
             self._fail(request, "ROW_FAILED", f"adapter {adapter!r} cannot be loaded: {why}")
-        elif blocker is AdmissionBlocker.ADAPTER_LOAD:
+            return True
+        if blocker is AdmissionBlocker.ADAPTER_LOAD:
+            draft.blockers[request] = blocker
             # Others with this adapter wait for the same.
             self._lanes.closed_adapters = {*self._lanes.closed_adapters, adapter}
             if not slots.is_loading(adapter):
                 self._placement.load_adapter(adapter)
-        elif blocker is None and adapter:
-            self._placement.draft.wanted_adapters.add(adapter)
-        return blocker
+            return True
+        if blocker is None and adapter:
+            draft.wanted_adapters.add(adapter)
+        return False
 
     def _start(self, request: Request, hit: PrefixHit) -> None:
         """Allocates a row and blocks to a request that was found to fit; charges its tenant."""
@@ -313,16 +320,8 @@ class Admitter:
             is_swapped = request.status is RequestStatus.SWAPPED
             if not is_swapped and not shape.takes_waiting:
                 continue  # this step computes no prompts
-            blocker = self._find_adapter_blocker(request)
-            if request.is_finished:
-                continue
-            if blocker is AdmissionBlocker.ADAPTER_SLOT:
-                self._lanes.adapters = _NO_ADAPTER
-            adapters, adapter = self._lanes.adapters, request.scheduling.adapter
-            is_closed = adapters is not None and adapter not in adapters
-            is_closed |= adapter in self._lanes.closed_adapters
             # Over its tenant's share, the request returns when other requests of the tenant leave.
-            if is_closed or self._room.exceeds_share(request):
+            if not self._has_lane(request) or self._room.exceeds_share(request):
                 passed += [] if is_swapped else [request]
                 continue
             if stuck is not None and not self._queue.may_pass(request, stuck):
@@ -338,6 +337,15 @@ class Admitter:
                 if self._queue.shares is None:
                     break
         return stuck, passed
+
+    def _has_lane(self, request: Request) -> bool:
+        """Returns whether a preempted request can have its adapter, and its lane is not closed."""
+        if self._awaits_adapter(request):
+            return False
+        if self._room.find_adapter_blocker(request) is not None:
+            self._lanes.adapters = _NO_ADAPTER
+        adapters = self._lanes.adapters
+        return adapters is None or request.scheduling.adapter in adapters
 
     def _swap_in(
         self,
@@ -399,10 +407,6 @@ class Admitter:
                 self._placement.draft.blockers[request] = blocker
             if blocker is AdmissionBlocker.POOL:
                 self._fail(request, "KV_CACHE_EXHAUSTED", "the request outgrew the whole KV cache")
-            elif blocker is AdmissionBlocker.ADAPTER_FAILED:
-                continue  # the request has ended
-            elif blocker is AdmissionBlocker.ADAPTER_LOAD:
-                continue  # it does not take long, and nothing that others take is lacking
             elif blocker is None:
                 self._placement.draft.blockers.pop(request, None)
                 for each in (*blocked, *passed):
@@ -463,7 +467,7 @@ class Admitter:
             is_resumed = any(s.num_output_tokens for s in request.sequences)
             if self._queue.refuses_late or is_resumed or request.trial_size:
                 self.prepare(request)
-            if request.is_finished:
+            if request.is_finished or self._awaits_adapter(request):
                 continue
             if request.trial_size:
                 # This engine tries the suspect apart from other requests.
