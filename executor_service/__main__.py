@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -21,6 +21,7 @@ from executor_service.config import ExecutorConfig, start_again
 from executor_service.errors import ExecutorError, RecordingFailed
 from executor_service.service import (
     SERVICE,
+    AdapterLoading,
     Departures,
     ExecutorLives,
     ExecutorServicer,
@@ -44,6 +45,7 @@ from splitserve_common import (
     say_why_not,
     start_logging,
 )
+from splitserve_contract import DomainError
 from splitserve_options import BUNDLED_MODEL, options
 from splitserve_rpc import (
     Access,
@@ -184,16 +186,17 @@ class _Serving:
 
     async def run(self, schedulers: Discovery, stop: asyncio.Event) -> None:
         servicer, running, loaded = self._servicer, self._running, self._loaded
+        membership = self._membership(schedulers)
         servicer.serve(
             ReadyExecutor(
                 self._worker,
                 lambda: self._worker.describe(self._lives.info),
                 loaded.tokenizer_files,
                 lambda: self._lives.is_drained,
+                self._adapter_loading(membership),
             )
         )
         await running.set_serving(_HEALTH_SERVICES, True)
-        membership = self._membership(schedulers)
         registrar = Registrar(
             membership,
             membership.describe,
@@ -224,6 +227,17 @@ class _Serving:
 
     def _door(self, scheduler: str) -> GrpcRegistry:
         return GrpcRegistry(scheduler, self._config.security.identity)
+
+    def _adapter_loading(self, membership: Membership) -> AdapterLoading | None:
+        if self._loaded.adapters is None:
+            return None
+
+        def fetch(digest: str) -> AsyncGenerator[tuple[str, bytes], None]:
+            if membership.scheduler is None:
+                raise DomainError("ADAPTER_INVALID", "its files are not here, and no scheduler is")
+            return self._door(membership.scheduler).fetch_adapter(digest)
+
+        return AdapterLoading(self._loaded.adapters, fetch)
 
     def _membership(self, schedulers: Discovery) -> Membership:
         config, port = self._config, self._running.port

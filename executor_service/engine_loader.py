@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 # Loading a model needs this import. At this place __main__ has the garbage collector off.
 import transformers.modeling_utils  # noqa: F401
 
+from executor_service.adapters import AdapterStore, read_adapter
 from executor_service.backends import TORCH, Compute, choose_compute
 from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
@@ -33,6 +35,7 @@ from executor_service.runner import (
 from executor_service.speculation import DraftTotals, LoadedProposer, SpeculatingRunner, load_draft
 from executor_service.steps import (
     MAX_NUM_DRAFTS,
+    AdapterSupport,
     ExecutorInfo,
     ExecutorLimits,
     Feature,
@@ -45,6 +48,7 @@ from splitserve_rpc import MAX_MESSAGE_BYTES
 
 BUNDLED_DIRECTORY = Path(__file__).parent / "bundled_model"
 _MAX_INFLIGHT_STEPS = 8
+_MAX_TARGETS = 256
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +58,7 @@ class LoadedEngine:
     """Loaded model runner with KV pools, and executor info without an address.
 
     `grammars`: None if grammars cannot be followed with the model's tokenizer. `drafts`: None
-    without a draft model.
+    without a draft model. `adapters`: None if none are served.
     """
 
     runner: Runner
@@ -65,6 +69,7 @@ class LoadedEngine:
     compute: str
     tokenizer_files: Mapping[str, TokenizerFile]
     drafts: DraftTotals | None = None
+    adapters: AdapterStore | None = None
 
 
 def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
@@ -122,6 +127,10 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     if loaded.device.type == "cpu" or runner.runs_on_alone:
         # On a GPU whose model cannot run on alone, the host would wait for each token.
         features.add(Feature.SEVERAL_TOKENS)
+    adapters = _adapters(config, loaded, runner)
+    if adapters is not None:
+        features.add(Feature.ADAPTERS)
+        info = _with_adapters(info, config, loaded)
     serving: Runner = runner
     drafts: DraftTotals | None = None
     if draft is not None:
@@ -145,6 +154,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         compute=described,
         tokenizer_files=loaded.tokenizer_files,
         drafts=drafts,
+        adapters=adapters,
     )
 
 
@@ -152,6 +162,29 @@ def _described(compute: Compute, draft: LoadedProposer | None) -> str:
     if draft is None:
         return compute.description
     return f"{compute.description}, draft model {draft.description}"
+
+
+def _adapters(
+    config: ExecutorConfig, loaded: LoadedModel, runner: ModelRunner
+) -> AdapterStore | None:
+    """Returns where adapters are loaded; None if the model takes none, or none are wanted."""
+    if config.max_adapters == 0 or not runner.model.takes_adapters:
+        return None
+    read = partial(read_adapter, loaded=loaded, max_rank=config.max_adapter_rank)
+    return AdapterStore(runner.adapters, read, config.max_adapters)
+
+
+def _with_adapters(
+    info: ExecutorInfo, config: ExecutorConfig, loaded: LoadedModel
+) -> ExecutorInfo:
+    names = sorted({name.rpartition(".")[2] for name in loaded.adapter_targets})
+    return replace(
+        info,
+        limits=replace(info.limits, max_adapters_per_step=config.max_adapters),
+        adapter_support=AdapterSupport(
+            config.max_adapters, config.max_adapter_rank, tuple(names[:_MAX_TARGETS])
+        ),
+    )
 
 
 def _grammars(loaded: LoadedModel) -> CompiledGrammars | None:

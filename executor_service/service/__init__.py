@@ -1,5 +1,6 @@
 """gRPC service of the executor: decoding of batches, the step worker, answers. No torch."""
 
+from executor_service.service.adapter_loading import AdapterLoading
 from executor_service.service.answer_encoding import encode_answer, encode_info
 from executor_service.service.batch_decoding import decode_batch
 from executor_service.service.departure import Departures, ExecutorLives
@@ -27,6 +28,7 @@ __all__ = [
     "REGISTRY_SERVICE",
     "SERVICE",
     "UNREACHABLE",
+    "AdapterLoading",
     "Departures",
     "Encode",
     "ExecuteStreams",

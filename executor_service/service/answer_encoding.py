@@ -10,6 +10,7 @@ import numpy as np
 from executor_service.service.batch_decoding import FLOAT32, INT32, UINT8
 from executor_service.steps import (
     INTERNAL_ERROR_MESSAGE,
+    AdapterSupport,
     DefaultSampling,
     ExecutorInfo,
     Feature,
@@ -160,6 +161,17 @@ def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
         slow_compute_reason=info.slow_compute_reason[:_MAX_TEXT_CHARS],
         # Steps run in a thread of their own, so the event loop answers meanwhile.
         answers_while_computing=True,
+        adapter_support=_encode_adapter_support(info.adapter_support),
+    )
+
+
+def _encode_adapter_support(support: AdapterSupport | None) -> pb.AdapterSupport | None:
+    if support is None:
+        return None
+    return pb.AdapterSupport(
+        max_num_loaded=support.max_num_loaded,
+        max_rank=support.max_rank,
+        target_modules=support.target_modules,
     )
 
 

@@ -26,7 +26,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from executor_service.service.answer_encoding import encode_info
 from executor_service.steps import MAX_CLOCK_SKEW_NS, ExecutorInfo, steady_clock
 from splitserve.scheduler.v1 import registry_pb2, registry_pb2_grpc
-from splitserve_contract import CONTRACT_MAJOR
+from splitserve_contract import CONTRACT_MAJOR, DomainError
 from splitserve_rpc import (
     NOBODY,
     Ask,
@@ -183,6 +183,19 @@ class GrpcRegistry:
                 await stub.Leave(request, metadata=self._identity.metadata)
             except grpc.aio.AioRpcError as error:
                 raise self._failed(error) from error
+
+    async def fetch_adapter(self, digest: str) -> AsyncGenerator[tuple[str, bytes], None]:
+        """Yields (file name, next bytes) of an adapter. Raises DomainError(ADAPTER_INVALID)."""
+        channel = self._identity.channel(self._scheduler, Role.SCHEDULER, _CHANNEL_OPTIONS)
+        async with channel:
+            stub = registry_pb2_grpc.RegistryServiceStub(channel)
+            request = registry_pb2.FetchAdapterRequest(digest=digest)
+            try:
+                async for chunk in stub.FetchAdapter(request, metadata=self._identity.metadata):
+                    yield chunk.file_name, chunk.data
+            except grpc.aio.AioRpcError as error:
+                message = f"cannot get its files from the scheduler at {self._scheduler}"
+                raise DomainError("ADAPTER_INVALID", f"{message}: {error.details()}") from error
 
     def _failed(self, error: grpc.aio.AioRpcError) -> RegistrationFailed:
         failure = failure_of(error)

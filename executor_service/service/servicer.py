@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
+from executor_service.service.adapter_loading import AdapterLoading
 from executor_service.service.answer_encoding import encode_info
 from executor_service.service.step_worker import StepWorker
 from executor_service.steps import ExecutorInfo, TokenizerFile, read_tokenizer_file
@@ -32,13 +33,14 @@ _log = logging.getLogger(__name__)
 class ReadyExecutor:
     """Components that are served. `info` returns the current state; the address may change.
 
-    `is_drained`: whether a scheduler drained this executor.
+    `is_drained`: whether a scheduler drained this executor. `adapters`: None if none are served.
     """
 
     worker: StepWorker
     info: Callable[[], ExecutorInfo]
     tokenizer_files: Mapping[str, TokenizerFile] = field(default_factory=dict)
     is_drained: Callable[[], bool] = lambda: False
+    adapters: AdapterLoading | None = None
 
 
 class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
@@ -99,6 +101,23 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         with self._open_stream(executor, request_iterator) as stream:
             while (result := await stream.next_result()) is not None:
                 yield result
+
+    async def LoadAdapter(
+        self, request: pb.LoadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> pb.LoadAdapterResponse:
+        """Loads an adapter, and answers when rows may name it."""
+        ready = self._ready_executor()
+        if ready.adapters is None:
+            raise DomainError("METHOD_UNKNOWN", "this executor loads no adapters")
+        info = ready.info()
+        if request.executor_epoch != info.executor_epoch:
+            message = f"executor_epoch is {request.executor_epoch}; now: {info.executor_epoch}"
+            raise DomainError("STALE_EPOCH", message)
+        if request.scheduler_epoch < info.newest_scheduler_epoch:
+            message = f"scheduler_epoch is {request.scheduler_epoch}; newest:"
+            raise DomainError("STALE_EPOCH", f"{message} {info.newest_scheduler_epoch}")
+        await ready.adapters.load(request.adapter, request.kept_adapters)
+        return pb.LoadAdapterResponse()
 
     @contextlib.contextmanager
     def _open_stream(

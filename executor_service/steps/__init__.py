@@ -20,6 +20,7 @@ from executor_service.steps.drafts import MAX_NUM_DRAFTS, run_on, verify_drafts
 from executor_service.steps.executor_info import (
     SAMPLING_FEATURES,
     DefaultSampling,
+    AdapterSupport,
     ExecutorInfo,
     ExecutorLimits,
     Feature,
@@ -81,6 +82,7 @@ __all__ = [
     "BoolArray",
     "CrossInput",
     "DefaultSampling",
+    "AdapterSupport",
     "ExecutorInfo",
     "ExecutorLimits",
     "Feature",

@@ -97,13 +97,22 @@ class TrialStep:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterSupport:
+    """Adapters that the executor can load; see `AdapterSupport` in the proto."""
+
+    max_num_loaded: int
+    max_rank: int
+    target_modules: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutorInfo:
     """Values that an executor registers with. `address` is empty until it is known.
 
     `trial_step`: None if steps may have to wait for something to be loaded or compiled. `compute`:
     the code that computes, as a text for people. `slow_compute_reason`: why that is not the fastest
     code for such a model; empty if it is. `newest_scheduler_epoch`, `step_running_ms`: values of
-    the moment; see the proto.
+    the moment; see the proto. `adapter_support`: None if it loads no adapters.
     """
 
     executor_epoch: int
@@ -121,6 +130,7 @@ class ExecutorInfo:
     trial_step: TrialStep | None = None
     compute: str = ""
     slow_compute_reason: str = ""
+    adapter_support: AdapterSupport | None = None
 
 
 # -- Clock of epochs: nanoseconds since 1970, never set back ---------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 import numpy as np
 import pytest
 
+from scheduler_service.adapters import AdapterRegistry
 from scheduler_service.executors import (
     MAX_REPEATED,
     AnswerWatch,
@@ -84,6 +85,7 @@ class Conversation:
             self.alarm,
             1,
             self._report,
+            AdapterRegistry(),
         )
         self.running = asyncio.ensure_future(self.session.run())
 
