@@ -9,6 +9,7 @@ from splitserve_adapters.adapter_files import (
     check_adapter_name,
     digest_of,
     is_adapter_folder,
+    read_config,
     reference_of,
 )
 
@@ -21,5 +22,6 @@ __all__ = [
     "check_adapter_name",
     "digest_of",
     "is_adapter_folder",
+    "read_config",
     "reference_of",
 ]

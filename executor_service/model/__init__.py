@@ -3,6 +3,7 @@
 from executor_service.model.adapter import (
     AdaptedTokens,
     Adapter,
+    BaseTensor,
     LoadedAdapters,
     LowRankUpdate,
     Target,
@@ -69,6 +70,7 @@ __all__ = [
     "SCRATCH_BLOCK_SIZE",
     "AdaptedTokens",
     "Adapter",
+    "BaseTensor",
     "ExpectedLogits",
     "InputBatch",
     "LayerKind",
