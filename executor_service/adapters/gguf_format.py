@@ -116,9 +116,7 @@ def _module(
     return ModuleTensors(down, up)
 
 
-def _scaled(
-    file: GgufFile, module: ModuleTensors, alpha: float, max_rank: int
-) -> ModuleTensors:
+def _scaled(file: GgufFile, module: ModuleTensors, alpha: float, max_rank: int) -> ModuleTensors:
     assert module.down is not None, "it has both matrices"
     rank = len(module.down.data)
     if rank > max_rank:

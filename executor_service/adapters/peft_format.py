@@ -45,9 +45,7 @@ _FIELDS = {
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def read_peft(
-    name: str, files: Mapping[str, bytes], loaded: LoadedModel, max_rank: int
-) -> Adapter:
+def read_peft(name: str, files: Mapping[str, bytes], loaded: LoadedModel, max_rank: int) -> Adapter:
     """Returns the adapter in `files` for `loaded`. Raises AdapterInvalid."""
     config = PeftConfig.of(read_config(files[CONFIG_NAME]), max_rank)
     reader = _PeftReader(config, loaded)

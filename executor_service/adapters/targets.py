@@ -63,7 +63,7 @@ def aligned_targets(model: Any) -> Iterator[dict[str, Target]]:  # noqa: ANN401
     def begin(module: nn.Module, _: Any, named: dict[str, Any]) -> None:  # noqa: ANN401
         nonlocal num_tokens
         if module is model:
-            num_tokens = named["input_ids"].numel()
+            num_tokens = named["input_ids"].numel() if "input_ids" in named else 0
 
     def watch(name: str, target: Target) -> Any:  # noqa: ANN401
         def note(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -73,7 +73,8 @@ def aligned_targets(model: Any) -> Iterator[dict[str, Target]]:  # noqa: ANN401
             num_rows = arguments[0].numel() if arguments else 0
             if not target.is_embedding:
                 num_rows //= target.num_inputs
-            if num_rows != num_tokens and not target.is_head:
+            # The head may get some tokens only.
+            if num_rows != num_tokens and not (target.is_head and num_rows):
                 aligned.pop(name, None)
 
         return note

@@ -19,6 +19,7 @@ from executor_service.quantization.gguf_file import (
     read_gguf,
 )
 from executor_service.quantization.gguf_model import (
+    GgufLayer,
     gguf_config,
     gguf_layer,
     gguf_weights,
@@ -50,6 +51,7 @@ __all__ = [
     "CompressedTensors",
     "Float8",
     "GgufFile",
+    "GgufLayer",
     "GgufTensor",
     "Gptq",
     "LazyTensor",

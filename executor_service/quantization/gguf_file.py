@@ -125,9 +125,7 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor], int]:
     return _parsed(path, data)
 
 
-def _parsed(
-    path: Path, data: memoryview
-) -> tuple[dict[str, Any], dict[str, GgufTensor], int]:
+def _parsed(path: Path, data: memoryview) -> tuple[dict[str, Any], dict[str, GgufTensor], int]:
     try:
         return _Reader(path, data).read()
     except (struct.error, IndexError, OverflowError, RecursionError) as error:
