@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from executor_service.adapters import aligned_targets
+from executor_service.checkpoint.base_tensors import base_tensors
 from executor_service.checkpoint.folder import Checkpoint, resolve_checkpoint
 from executor_service.checkpoint.generation_config import (
     GenerationConfig,
@@ -121,7 +123,8 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     rope = fix_rope(text_config, max_model_len)
     tokenizer = read_tokenizer(checkpoint, config)
     model = read_model(checkpoint, config, model_config)
-    profile = try_model(model, text_config, max_model_len)
+    with aligned_targets(model) as targets:
+        profile = try_model(model, text_config, max_model_len)
     release_file_pages()
     release_freed_memory()
     kv_dtype = _KV_DTYPES.get(model_config.kv_cache_dtype, model.dtype)
@@ -158,6 +161,8 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         expected=profile.expected,
         default_sampling=generation_config.sampling,
         quantization=checkpoint.quantization,
+        adapter_targets=targets,
+        base_tensor=base_tensors(checkpoint, model),
     )
 
 

@@ -3,6 +3,7 @@
 from executor_service.model.adapter import (
     AdaptedTokens,
     Adapter,
+    BaseTensor,
     LoadedAdapters,
     LowRankUpdate,
     Target,
@@ -29,6 +30,7 @@ from executor_service.model.loaded_model import (
     weights_bytes,
 )
 from executor_service.model.paged_model import (
+    AdaptingModel,
     LayerStates,
     MakeModel,
     PagedModel,
@@ -37,6 +39,7 @@ from executor_service.model.paged_model import (
     TakeStates,
     TransformersModel,
     attending_with,
+    takes_adapters,
     torch_model,
 )
 from executor_service.model.quantized_linear import (
@@ -69,6 +72,8 @@ __all__ = [
     "SCRATCH_BLOCK_SIZE",
     "AdaptedTokens",
     "Adapter",
+    "AdaptingModel",
+    "BaseTensor",
     "ExpectedLogits",
     "InputBatch",
     "LayerKind",
@@ -113,6 +118,7 @@ __all__ = [
     "run_in_steps",
     "send_rows",
     "show_progress",
+    "takes_adapters",
     "torch_model",
     "unbind",
     "weights_bytes",

@@ -6,7 +6,7 @@ tokens of a pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -19,7 +19,7 @@ class Target:
     """A linear layer or embedding of the model that an adapter may change.
 
     `name`: path to it, as in the parameters of the `transformers` model. `num_inputs`: of an
-    embedding, its tokens. `has_bias`: whether the layer has one.
+    embedding, its tokens. `has_bias`: whether the layer has one. `is_head`: it computes the logits.
     """
 
     name: str
@@ -27,6 +27,18 @@ class Target:
     num_outputs: int
     is_embedding: bool = False
     has_bias: bool = False
+    is_head: bool = False
+
+
+# Returns a tensor of the base model by its name there, as in its checkpoint and in the model's
+# dtype, on the CPU; None if the checkpoint has none of this name. Weights of linear layers are
+# [O, I]. Reads the file each time.
+BaseTensor = Callable[[str], Tensor | None]
+
+
+def no_base_tensor(_name: str) -> Tensor | None:
+    """Returns None: a `BaseTensor` of a model without files."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +63,10 @@ class Adapter:
     """A loaded adapter. `name`: its name for rows.
 
     `updates`: of linear layers, by `Target.name`; the output head is one of them. `embedding`: of
-    the token embedding; `down` is [r, V] there, and a column is looked up. `own_embedding` [V, W]
-    and `own_head` [V, W]: weights that replace those of the model (modules_to_save), None for none.
+    the token embedding; `down` is [r, V] there, and a column is looked up. It changes the weights:
+    a factor that the model gives its embeddings applies to it, too. `own_embedding` [V, W] and
+    `own_head` [V, W]: weights that replace those of the model (modules_to_save), None for none.
+    `num_bytes`: of all these tensors.
     """
 
     name: str

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from executor_service.device import KVCache
 from executor_service.errors import ModelUnsupported
+from executor_service.model.adapted_linears import AdaptedLinears
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.transformers_attention import StepContext, bind
@@ -77,25 +78,46 @@ class RevealingModel(PagedModel, Protocol):
         ...
 
 
+@runtime_checkable
+class AdaptingModel(PagedModel, Protocol):
+    """PagedModel that may apply adapters."""
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether tokens of a batch may have adapters."""
+        ...
+
+
+def takes_adapters(model: PagedModel) -> bool:
+    """Returns whether tokens of a batch for `model` may have adapters."""
+    return isinstance(model, AdaptingModel) and model.takes_adapters
+
+
 class TransformersModel:
-    """A model of `transformers` with paged attention. A RevealingModel."""
+    """A model of `transformers` with paged attention. A RevealingModel and an AdaptingModel."""
 
     def __init__(self, loaded: LoadedModel, cache: KVCache, backend: AttentionBackend) -> None:
         """Binds the attention modules of `loaded` to `cache`."""
         self._loaded = loaded
         self._context = StepContext(cache, backend, loaded.attention_modules)
         bind(loaded.attention_modules, self._context)
+        self._adapted = AdaptedLinears(loaded)
         self._revealed: tuple[LayerStates, TakeStates] | None = None
+
+    @property
+    def takes_adapters(self) -> bool:
+        return bool(self._loaded.adapter_targets)
 
     def logits(self, batch: InputBatch) -> Tensor:
         self._context.begin_forward(batch.paged)
         keep = {"logits_to_keep": batch.logits_index} if self._loaded.keeps_logits else {}
-        output = self._loaded.model(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            **keep,
-        )
+        with self._adapted.applied(batch):
+            output = self._loaded.model(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                **keep,
+            )
         if self._revealed is not None:
             states, take = self._revealed
             take(states.of_last_pass(), batch.paged.slot_mapping)

@@ -11,8 +11,20 @@ from executor_service.quantization.compressed_tensors import CompressedTensors
 from executor_service.quantization.declaration import declared_format
 from executor_service.quantization.float8 import Float8
 from executor_service.quantization.gguf_blocks import BLOCK_TYPES, pack_blocks
-from executor_service.quantization.gguf_file import GgufFile, gguf_header_bytes, read_gguf
-from executor_service.quantization.gguf_model import gguf_config, gguf_weights
+from executor_service.quantization.gguf_file import (
+    GgufFile,
+    GgufTensor,
+    gguf_header_bytes,
+    parse_gguf,
+    read_gguf,
+)
+from executor_service.quantization.gguf_model import (
+    GgufLayer,
+    gguf_config,
+    gguf_layer,
+    gguf_weights,
+    order_of_pairs,
+)
 from executor_service.quantization.gptq import Awq, Gptq
 from executor_service.quantization.mxfp4 import Mxfp4
 from executor_service.quantization.rounding import (
@@ -23,7 +35,11 @@ from executor_service.quantization.rounding import (
     round_to_8_bits,
     round_to_float8,
 )
-from executor_service.quantization.tensor_files import LazyTensor, lazy_weights
+from executor_service.quantization.tensor_files import (
+    LazyTensor,
+    lazy_plain_weights,
+    lazy_weights,
+)
 from executor_service.quantization.weight_format import WeightFormat
 
 __all__ = [
@@ -35,6 +51,8 @@ __all__ = [
     "CompressedTensors",
     "Float8",
     "GgufFile",
+    "GgufLayer",
+    "GgufTensor",
     "Gptq",
     "LazyTensor",
     "Mxfp4",
@@ -45,9 +63,13 @@ __all__ = [
     "float8_values",
     "gguf_config",
     "gguf_header_bytes",
+    "gguf_layer",
     "gguf_weights",
+    "lazy_plain_weights",
     "lazy_weights",
+    "order_of_pairs",
     "pack_blocks",
+    "parse_gguf",
     "planes_of_codes",
     "read_gguf",
     "round_to_4_bits",

@@ -67,6 +67,10 @@ class GgufTensor:
         """Whether its numbers are codes."""
         return self.type_name not in PLAIN_TYPES
 
+    def plain(self) -> Tensor:
+        """Returns a view of the numbers in their shape and dtype. They must not be codes."""
+        return self.data.reshape(-1).view(PLAIN_TYPES[self.type_name]).view(self.shape)
+
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
@@ -99,6 +103,14 @@ def read_gguf(path: Path) -> GgufFile:
     return GgufFile(paths, first, tensors)
 
 
+def parse_gguf(name: str, content: bytes) -> GgufFile:
+    """Reads the content of one file, called `name`. Raises the errors of `read_gguf`."""
+    path = Path(name)
+    # A copy that may be written to: tensors are views of it.
+    metadata, tensors, _ = _parsed(path, memoryview(bytearray(content)))
+    return GgufFile((path,), metadata, tensors)
+
+
 def gguf_header_bytes(path: Path) -> int:
     """Returns the number of bytes before the first tensor of one file. Raises ModelUnreadable."""
     return _read_file(path)[2]
@@ -110,6 +122,10 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor], int]:
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     except (OSError, ValueError) as error:
         raise ModelUnreadable(f"{path}: not readable ({error})") from error
+    return _parsed(path, data)
+
+
+def _parsed(path: Path, data: memoryview) -> tuple[dict[str, Any], dict[str, GgufTensor], int]:
     try:
         return _Reader(path, data).read()
     except (struct.error, IndexError, OverflowError, RecursionError) as error:

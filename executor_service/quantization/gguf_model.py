@@ -452,6 +452,47 @@ def _named(
         raise _no_place(tensor, metadata)
 
 
+@dataclass(frozen=True, slots=True)
+class GgufLayer:
+    """A layer of a model of `transformers` by its name, without the last part (`weight`).
+
+    `are_queries_permuted`, `are_keys_permuted`: its rows are in llama.cpp's order of pairs.
+    """
+
+    name: str
+    are_queries_permuted: bool = False
+    are_keys_permuted: bool = False
+
+
+def gguf_layer(architecture_name: str, model_type: str, stem: str) -> GgufLayer | None:
+    """Returns the layer of a model that llama.cpp calls `stem`; None for none.
+
+    `architecture_name`: in llama.cpp's terms. `model_type`: that of the model's configuration.
+    Raises ModelUnsupported if they are different kinds of models.
+    """
+    kinds = (*_ARCHITECTURES.items(), ("llama", _MIXTRAL))
+    found = [a for name, a in kinds if name == architecture_name and a.model_type == model_type]
+    if not found:
+        allowed = sorted({name for name, each in kinds if each.model_type == model_type})
+        raise ModelUnsupported(
+            f"general.architecture is {architecture_name} where the model is a {model_type};"
+            f" allowed: {', '.join(allowed) or 'none'}"
+        )
+    (architecture,) = found
+    block = _BLOCK.match(stem)
+    if block is None:
+        return GgufLayer(_NAMES[stem]) if stem in _NAMES else None
+    name = block["name"]
+    if name not in architecture.names:
+        return None
+    is_permuted = architecture.are_pairs_permuted
+    return GgufLayer(
+        f"model.layers.{block['layer']}.{architecture.names[name]}",
+        is_permuted and name == "attn_q",
+        is_permuted and name == "attn_k",
+    )
+
+
 def _no_place(tensor: GgufTensor, metadata: GgufMetadata) -> ModelUnreadable:
     return ModelUnreadable(
         f"{metadata.file.paths[0]}: a model of {metadata.architecture} has no place for"
@@ -468,7 +509,7 @@ def _changed(
     def read() -> Tensor:
         plain = _plain(tensor, torch.float32 if is_norm else dtype)
         if num_heads:
-            plain = plain[_order_of_pairs(len(plain), num_heads)]
+            plain = plain[order_of_pairs(len(plain), num_heads)]
         if is_norm and architecture.is_one_added:
             plain = plain - 1
         return plain
@@ -476,7 +517,7 @@ def _changed(
     def read_rows(rows: slice) -> PackedWeight:
         order: slice | Tensor = rows
         if num_heads:
-            order = _order_of_pairs(tensor.shape[0], num_heads)[rows]
+            order = order_of_pairs(tensor.shape[0], num_heads)[rows]
         return pack_blocks(tensor.type_name, tensor.data[order], dtype)
 
     def stored() -> StoredWeight | None:
@@ -487,7 +528,7 @@ def _changed(
     return LazyTensor(read, is_quantised=tensor.is_quantised, stored=stored)
 
 
-def _order_of_pairs(num_rows: int, num_heads: int) -> Tensor:
+def order_of_pairs(num_rows: int, num_heads: int) -> Tensor:
     """Returns the rows of a file in the order of `transformers`.
 
     llama.cpp has the two halves of a head interleaved.
@@ -499,8 +540,7 @@ def _order_of_pairs(num_rows: int, num_heads: int) -> Tensor:
 def _plain(tensor: GgufTensor, dtype: torch.dtype) -> Tensor:
     """Returns the numbers of a tensor in its shape."""
     if tensor.type_name in PLAIN_TYPES:
-        stored = tensor.data.reshape(-1).view(PLAIN_TYPES[tensor.type_name])
-        return stored.view(tensor.shape).to(dtype)
+        return tensor.plain().to(dtype)
     return pack_blocks(tensor.type_name, tensor.data, dtype).dequantized().view(tensor.shape)
 
 

@@ -60,6 +60,11 @@ def lazy_weights(
     return plain
 
 
+def lazy_plain_weights(files: Sequence[Path]) -> dict[str, LazyTensor]:
+    """Returns the tensors of a checkpoint by name."""
+    return {name: LazyTensor(read) for name, read in _readers(files).items()}
+
+
 def _lazy_layer(
     name: str,
     parts: Mapping[str, Callable[[], Tensor]],

@@ -27,7 +27,14 @@ from torch import Tensor
 
 from executor_service.device import CudaGraphs, KVCache, Recorder, Uploads, streams_of
 from executor_service.errors import RecordingFailed, TrialFailed
-from executor_service.model import InputBatch, LoadedModel, MakeModel, PagedModel, PassRows
+from executor_service.model import (
+    InputBatch,
+    LoadedModel,
+    MakeModel,
+    PagedModel,
+    PassRows,
+    takes_adapters,
+)
 from executor_service.runner.recorded_runs import (
     RecordedRuns,
     no_rows,
@@ -100,6 +107,11 @@ class StepGraphs:
             self._runs = RecordedRuns(self._inputs, static_draw, token_ids, cache.block_size)
         # If True, all steps go to the model.
         self.is_left_out = False
+        self._has_warned = False
+
+    @property
+    def takes_adapters(self) -> bool:
+        return takes_adapters(self._model)
 
     @property
     def num_graphs(self) -> int:
@@ -129,6 +141,9 @@ class StepGraphs:
         shape = smallest(self._replays, batch.rows) if batch.rows.num_rows else None
         if shape is None or self.is_left_out:
             return self._model.logits(batch)
+        if batch.rows.adapted is not None:
+            self._warn_unrecorded()
+            return self._model.logits(batch)
         draws = None if self._static_draw is None else batch.draws()
         logits = self._replay(shape, batch.rows, batch.uploads, draws)
         if draws is not None:
@@ -145,6 +160,12 @@ class StepGraphs:
         assert self._runs is not None, "runs are recorded"
         self._inputs.fill(batch.rows, shape, batch.uploads, rows.draws, rows.num_tokens)
         return self._runs.run(shape, self._replays[shape], len(rows), rows.max_num_tokens)
+
+    def _warn_unrecorded(self) -> None:
+        if not self._has_warned:
+            reason = "steps with adapters are launched kernel by kernel, which is slower"
+            _log.warning("adapters_unrecorded reason=%r", reason)
+            self._has_warned = True
 
     def _record(self, shapes: Sequence[StepShape], recorder: Recorder) -> bool:
         """Records and tries shapes of one kind. Returns whether that succeeded."""

@@ -1,0 +1,180 @@
+"""Adapters in a model that `transformers` runs: additions to the outputs of its layers.
+
+The rows of one adapter are multiplied apart from all others, in float32. A product of a few rows
+may be summed in another order than one of many, so the last bits of a row's result can depend on
+how many tokens of the same adapter a pass has. Rows without an adapter keep all their bits.
+
+Shape letters: I inputs of a layer, O outputs, r rank, n rows of one adapter, T input tokens, S rows
+of logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from executor_service.model.adapter import AdaptedTokens, Adapter, LowRankUpdate, Target
+from executor_service.model.input_batch import InputBatch
+from executor_service.model.loaded_model import LoadedModel
+
+_Hook = Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of one adapter in a pass.
+
+    `tokens`: [n] int64, indexes of input tokens. `of_logits`: the same of what the head gets.
+    """
+
+    adapter: Adapter
+    tokens: Tensor
+    of_logits: Tensor
+
+
+class AdaptedLinears:
+    """Changes what the layers of a model compute, in passes with adapters only."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        """Changes nothing yet."""
+        self._loaded = loaded
+        self._biases: dict[str, Tensor] = {}
+
+    @contextmanager
+    def applied(self, batch: InputBatch) -> Iterator[None]:
+        """Inside, the model computes `batch` with the adapters of its tokens."""
+        adapted = batch.rows.adapted
+        if adapted is None:
+            yield
+            return
+        rows = self._rows(batch, adapted)
+        hooks = [
+            self._loaded.model.get_submodule(target.name).register_forward_hook(hook)
+            for target in self._loaded.adapter_targets.values()
+            if (hook := self._hook(target, rows)) is not None
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _rows(self, batch: InputBatch, adapted: AdaptedTokens) -> list[_Rows]:
+        device = self._loaded.device
+        of_token = torch.from_numpy(adapted.of_token)
+        of_logits = of_token
+        if self._loaded.keeps_logits:
+            of_logits = of_token[torch.from_numpy(batch.rows.logits_index)]
+        return [
+            _Rows(
+                adapter,
+                torch.nonzero(of_token == index).flatten().to(device),
+                torch.nonzero(of_logits == index).flatten().to(device),
+            )
+            for index, adapter in enumerate(adapted.adapters)
+        ]
+
+    def _hook(self, target: Target, rows: Sequence[_Rows]) -> _Hook | None:
+        """Returns what changes the outputs of a layer; None if no adapter does."""
+        if target.is_embedding:
+            changed = [
+                (each.tokens, each.adapter.embedding, each.adapter.own_embedding) for each in rows
+            ]
+        elif target.is_head:
+            changed = [
+                (each.of_logits, each.adapter.updates.get(target.name), each.adapter.own_head)
+                for each in rows
+            ]
+        else:
+            changed = [(each.tokens, each.adapter.updates.get(target.name), None) for each in rows]
+        changed = [
+            (index, update, weights)
+            for index, update, weights in changed
+            if len(index) and (update is not None or weights is not None)
+        ]
+        if not changed:
+            return None
+
+        def change(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+            inputs = arguments[0].reshape(-1)
+            outputs = output.view(-1, target.num_outputs)
+            if not target.is_embedding:
+                inputs = inputs.view(-1, target.num_inputs)
+            for index, update, weights in changed:
+                own = outputs[index].float()
+                if target.is_embedding:
+                    own = _embedded(module, own, inputs[index], outputs.dtype, update, weights)
+                else:
+                    bias = self._bias(module, target)
+                    own = _multiplied(own, inputs[index].float(), bias, update, weights)
+                outputs[index] = own.to(outputs.dtype)
+
+        return change
+
+    def _bias(self, module: nn.Module, target: Target) -> Tensor | None:
+        """Returns the bias of a layer, [O] float32; None for none."""
+        if not target.has_bias:
+            return None
+        if target.name not in self._biases:
+            # Replacements of layers have it in forms of their own; this calls no hook.
+            loaded = self._loaded
+            nothing = torch.zeros(1, target.num_inputs, dtype=loaded.dtype, device=loaded.device)
+            self._biases[target.name] = module.forward(nothing)[0].float()
+        return self._biases[target.name]
+
+
+def _multiplied(
+    outputs: Tensor,
+    inputs: Tensor,
+    bias: Tensor | None,
+    update: LowRankUpdate | None,
+    weights: Tensor | None,
+) -> Tensor:
+    """Returns changed `outputs` [n, O] of a linear layer for `inputs` [n, I], in float32.
+
+    `bias`: of the layer, [O].
+    """
+    if weights is not None:
+        outputs = functional.linear(inputs, weights.float(), bias)
+    if update is None:
+        return outputs
+    added = _low_rank(update, functional.linear(inputs, update.down.float()))
+    if update.gain is not None:
+        plain = outputs if bias is None else outputs - bias
+        outputs, added = outputs + (update.gain - 1) * plain, update.gain * added
+    outputs = outputs + added
+    return outputs if update.bias is None else outputs + update.bias
+
+
+def _embedded(
+    module: Any,  # noqa: ANN401
+    outputs: Tensor,
+    token_ids: Tensor,
+    dtype: torch.dtype,
+    update: LowRankUpdate | None,
+    weights: Tensor | None,
+) -> Tensor:
+    """Returns changed embeddings [n, O] of `token_ids` [n], in float32. `dtype`: of the model."""
+    factor = getattr(module, "embed_scale", None)
+    if factor is None:
+        factor = 1.0
+    elif isinstance(factor, Tensor):
+        # As the model itself rounds it.
+        factor = factor.to(dtype).float()
+    if weights is not None:
+        outputs = factor * weights[token_ids].float()
+    if update is None:
+        return outputs
+    added = factor * _low_rank(update, update.down.T[token_ids].float())
+    return outputs + added if update.gain is None else update.gain * (outputs + added)
+
+
+def _low_rank(update: LowRankUpdate, reduced: Tensor) -> Tensor:
+    """Returns the low-rank part [n, O] of an update; `reduced`: [n, r] float32."""
+    return update.scale * functional.linear(reduced, update.up.float())
