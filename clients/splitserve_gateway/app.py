@@ -24,6 +24,7 @@ from splitserve_gateway.callers import CredentialGate, KnownCallers, TenantConcu
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.endpoints import (
     Gateway,
+    adapters,
     chat,
     completions,
     docs_page,
@@ -45,6 +46,7 @@ _ROUTERS = (
     responses.router,
     completions.router,
     models.router,
+    adapters.router,
 )
 
 # Budget of body bytes, in bodies of the largest size that are read or encoded at a time.
@@ -67,7 +69,7 @@ def build_app(
     `app.state.exchanges`: open requests. `app.state.gateway`: the gateway's parts, once it runs.
     """
     to_schedulers = _to_schedulers(config, client_config or ClientConfig())
-    schedulers = discovery(config.schedulers)
+    schedulers, operators = discovery(config.schedulers), discovery(config.operator_schedulers)
     knows_callers = config.gateway_key_file is not None
     max_requests = config.max_concurrent_requests
     exchanges = Exchanges(
@@ -86,7 +88,9 @@ def build_app(
         try:
             async with Fleet(schedulers, unread, to_schedulers) as fleet:
                 app.state.callers = KnownCallers(partial(identify, fleet), time.monotonic)
-                app.state.gateway = Gateway(config, fleet, exchanges, checker, bodies, tokenizing)
+                app.state.gateway = Gateway(
+                    config, fleet, exchanges, checker, bodies, tokenizing, operators
+                )
                 if metrics is not None:
                     metrics.watch(fleet, exchanges)
                 yield

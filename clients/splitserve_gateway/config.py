@@ -41,7 +41,9 @@ class GatewayConfig:
     one request that its client has not read yet; 16 times that for all requests. `drain_timeout_s`:
     time for open requests at shutdown. `http_cors_origins`: origins of web pages that may use the
     API from a browser; `*` for any. `allowed_hosts`: further host names that callers without a
-    credential may use. `live`: None if no live page is served. `tool_call_parser`,
+    credential may use. `live`: None if no live page is served. `operator_schedulers`:
+    addresses of schedulers for operators. `allow_adapter_loading`: whether callers without a
+    credential may load and unload adapters. `tool_call_parser`,
     `reasoning_parser`: the model's notation; auto: detected by its chat template.
     """
 
@@ -62,6 +64,8 @@ class GatewayConfig:
     exit_on_stdin_eof: bool = False
     metrics: MetricsAddress | None = None
     live: LiveConfig | None = None
+    operator_schedulers: str = "127.0.0.1:50051"
+    allow_adapter_loading: bool = False
     traces: TraceConfig | None = None
 
     def hosts(self, listen: str) -> tuple[str, ...] | None:
@@ -120,6 +124,8 @@ class GatewayConfig:
             exit_on_stdin_eof=values["exit_on_stdin_eof"],
             metrics=MetricsAddress.from_options(values),
             live=_live(values),
+            operator_schedulers=values["live_schedulers"] or schedulers,
+            allow_adapter_loading=values["allow_adapter_loading"],
             traces=TraceConfig.from_options(values),
         )
 

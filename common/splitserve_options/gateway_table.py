@@ -107,8 +107,8 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
     Option(
         "live-schedulers",
         OptionKind.SCHEDULERS,
-        "addresses where schedulers listen for operators (cluster-listen), for the live page;"
-        " same forms as schedulers",
+        "addresses where schedulers listen for operators (cluster-listen), for the live page and"
+        " for loading adapters; same forms as schedulers",
         _HTTP,
         _GATEWAY,
         default_text="same as schedulers",

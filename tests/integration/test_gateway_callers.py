@@ -125,8 +125,10 @@ async def guarded(
     key_file.write_text(f"{OWN_KEY}\n")
     access = OneKey(OWN_KEY)
     running = await start(scheduler, security=ServerSecurity(access))
+    address = f"127.0.0.1:{running.port}"
     config = GatewayConfig(
-        schedulers=f"127.0.0.1:{running.port}",
+        schedulers=address,
+        operator_schedulers=address,
         gateway_key_file=key_file,
         max_concurrent_requests=max_concurrent_requests,
     )
@@ -178,6 +180,31 @@ async def test_credential_that_is_for_something_else_is_refused(gateway: Guarded
     with pytest.raises(openai.PermissionDeniedError, match="lacks the scope `generate`"):
         await gateway.complete("an-operator")
     assert gateway.scheduler.submitted == []
+
+
+async def test_adapters_are_listed_with_the_credential_of_the_caller(gateway: Guarded) -> None:
+    gateway.access.key = None
+    gateway.scheduler.adapters = {"formal": "/formal"}
+    async with gateway.client(ALICE) as client:
+        assert [model.id async for model in client.models.list()] == ["fake", "formal"]
+    listed = {credential for method, credential in gateway.access.calls if method == "ListAdapters"}
+    assert listed == {f"Bearer {ALICE}"}
+
+
+async def test_adapters_are_loaded_with_the_credential_of_an_operator(gateway: Guarded) -> None:
+    gateway.access.key = None
+    body = {"lora_name": "formal", "lora_path": "/formal"}
+    loaded = "/v1/load_lora_adapter"
+    assert await gateway.status("POST", loaded, None, body) == 401
+    assert await gateway.status("POST", loaded, ALICE, body) == 403
+    assert gateway.scheduler.adapters == {}
+    assert await gateway.status("POST", loaded, "an-operator", body) == 200
+    assert gateway.scheduler.adapters == {"formal": "/formal"}
+    assert ("LoadAdapter", "Bearer an-operator") in gateway.access.calls
+    unload = {"lora_name": "formal"}
+    assert await gateway.status("POST", "/v1/unload_lora_adapter", ALICE, unload) == 403
+    assert await gateway.status("POST", "/v1/unload_lora_adapter", "an-operator", unload) == 200
+    assert gateway.scheduler.adapters == {}
 
 
 async def test_caller_sees_no_model_that_is_not_for_it(gateway: Guarded) -> None:

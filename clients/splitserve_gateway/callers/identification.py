@@ -20,6 +20,7 @@ from splitserve_gateway.http import (
     caller_not_allowed,
     caller_unknown,
     is_about_health,
+    is_for_operators,
     no_scheduler,
     origin_of,
     too_many_lookups,
@@ -285,8 +286,9 @@ class CredentialGate:
             credential = credential_of(scope["headers"])
             origin = origin_of(scope.get("client"))
             caller = await self._callers().identify(credential, origin)
-            if not caller.may_generate:
-                message = "the credential lacks the scope `generate`"
-                raise caller_not_allowed(message)
+            is_operation = is_for_operators(scope["path"])
+            if not (caller.may_operate if is_operation else caller.may_generate):
+                needed = _OPERATOR if is_operation else _GENERATE
+                raise caller_not_allowed(f"the credential lacks the scope `{needed}`")
             scope.setdefault("state", {})["caller"] = caller
         await self._app(scope, receive, send)

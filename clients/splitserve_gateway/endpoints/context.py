@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from starlette.requests import Request
 
-from splitserve_client import Model
+from splitserve_adapters import AdapterInvalid, check_adapter_name
+from splitserve_client import Adapter, Model
+from splitserve_common import Discovery
 from splitserve_gateway.callers import ANYBODY, Caller, caller_of
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.generation import Serving
+from splitserve_gateway.generation import RequestedAdapter, Serving
 from splitserve_gateway.grammars import GrammarChecker
 from splitserve_gateway.http import BodyBudget, Exchanges, read_body
 from splitserve_gateway.schemas import ApiRequest
 from splitserve_gateway.sharing import FairSemaphore
-from splitserve_gateway.upstreams import Fleet
+from splitserve_gateway.upstreams import Fleet, Upstream
 
 Schema = TypeVar("Schema", bound=ApiRequest)
 
@@ -26,7 +28,10 @@ _PROMPT_FIELDS = frozenset({"messages", "prompt", "prompt_token_ids", "input"})
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """Parts of the gateway (`request.app.state.gateway`), and the caller of a request."""
+    """Parts of the gateway (`request.app.state.gateway`), and the caller of a request.
+
+    `operators`: addresses of schedulers for operators.
+    """
 
     config: GatewayConfig
     fleet: Fleet
@@ -34,6 +39,7 @@ class Gateway:
     checker: GrammarChecker
     bodies: BodyBudget
     tokenizing: FairSemaphore
+    operators: Discovery
     caller: Caller = ANYBODY
 
     @property
@@ -41,11 +47,50 @@ class Gateway:
         """Models served now that the caller may use."""
         return self.fleet.models(self.caller.upstreams)
 
+    async def adapters(self) -> list[tuple[Adapter, Model]]:
+        """Returns the registered adapters that the caller may use, each with its model."""
+        lists = await self.fleet.adapters(self.caller.upstreams, self.caller.credential)
+        taken = {model.name for model in self.models}
+        found = {
+            adapter.name: (adapter, upstream.served.model)
+            for upstream, listed in lists.items()
+            if upstream.served is not None
+            for adapter in listed.values()
+            if adapter.name not in taken
+        }
+        return list(found.values())
+
     async def choose(self, model: str | None) -> Serving:
-        """Chooses a scheduler that serves `model`; None: any model. Raises ApiError."""
-        await self.fleet.wait_read(model, self.caller.upstreams)
-        upstream, served = self.fleet.choose(model, self.caller.upstreams)
-        return Serving(upstream, served, self.config, self.checker, self.caller)
+        """Chooses a scheduler that serves `model`; None: any model. Raises ApiError.
+
+        `model`: name of a model or of an adapter. A name that no scheduler lists is taken for an
+        adapter of the first model, whose scheduler decides.
+        """
+        allowed, adapter = self.caller.upstreams, None
+        await self.fleet.wait_read(model, allowed)
+        models = [each.name for each in self.models]
+        if model is not None and models and model not in models:
+            adapter, allowed = await self._find_adapter(model, models)
+            model = None
+        upstream, served = self.fleet.choose(model, allowed)
+        return Serving(upstream, served, self.config, self.checker, self.caller, adapter)
+
+    async def _find_adapter(
+        self, name: str, models: Sequence[str]
+    ) -> tuple[RequestedAdapter, frozenset[Upstream]]:
+        """Returns the adapter `name`, and the schedulers that may serve it. Raises ApiError."""
+        caller = self.caller
+        lists = await self.fleet.adapters(caller.upstreams, caller.credential, name)
+        able = frozenset(upstream for upstream, listed in lists.items() if name in listed)
+        adapter = RequestedAdapter(name, bool(able), models, tuple(lists.values()))
+        try:
+            check_adapter_name(name)
+        except AdapterInvalid as error:
+            raise adapter.unknown() from error
+        if not able:
+            served = ((upstream, upstream.served) for upstream in lists)
+            able = frozenset(u for u, s in served if s is not None and s.model.name == models[0])
+        return adapter, able
 
     @asynccontextmanager
     async def reading(self, request: Request, schema: type[Schema]) -> AsyncIterator[Schema]:

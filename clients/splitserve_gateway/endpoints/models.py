@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from splitserve_client import Model
+from splitserve_client import Adapter, Model
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
 from splitserve_gateway.endpoints.shapes import with_notes
 from splitserve_gateway.generation import (
@@ -33,17 +33,23 @@ router = APIRouter()
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> dict[str, object]:
-    """Lists the models served now that the caller may use."""
-    return {"object": "list", "data": list(map(_shape, gateway_of(request).models))}
+    """Lists the models and adapters served now that the caller may use."""
+    gateway = gateway_of(request)
+    adapters = [_adapter_shape(*each) for each in await gateway.adapters()]
+    return {"object": "list", "data": [*map(_shape, gateway.models), *adapters]}
 
 
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request, model_id: str) -> dict[str, object]:
-    """Returns one model that the caller may use."""
-    models = {model.name: model for model in gateway_of(request).models}
+    """Returns one model or adapter that the caller may use."""
+    gateway = gateway_of(request)
+    models = {model.name: _shape(model) for model in gateway.models}
+    if model_id not in models:
+        for adapter, model in await gateway.adapters():
+            models[adapter.name] = _adapter_shape(adapter, model)
     if model_id not in models:
         raise model_unknown(model_id, list(models))
-    return _shape(models[model_id])
+    return models[model_id]
 
 
 def _shape(model: Model) -> dict[str, object]:
@@ -61,6 +67,12 @@ def _shape(model: Model) -> dict[str, object]:
         "max_model_len": model.max_model_len,
         "digest": model.digest,
     }
+
+
+def _adapter_shape(adapter: Adapter, model: Model) -> dict[str, object]:
+    """Returns an adapter of `model` as JSON."""
+    own = {"root": adapter.path, "parent": model.name, "digest": adapter.digest}
+    return {**_shape(model), "id": adapter.name, **own}
 
 
 # -- Health: liveness and readiness of the gateway -------------------------------------------------
@@ -98,10 +110,18 @@ async def tokenize(request: Request) -> Response:
     async with gateway.reading(request, TokenizeRequest) as body:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("one of prompt and messages is required", "prompt")
-        served = (await gateway.choose(body.model)).served
+        served = await _served(gateway, body.model)
         is_small = body.messages is None and len(body.prompt or "") <= SMALL_SIZE
         async with _turn(gateway, is_small):
             return await _tokenize(served, body)
+
+
+async def _served(gateway: Gateway, model: str | None) -> ServedByScheduler:
+    """Returns a model by its name or by the name of a listed adapter. Raises ApiError."""
+    serving = await gateway.choose(model)
+    if serving.adapter is not None and not serving.adapter.is_listed:
+        raise serving.adapter.unknown()
+    return serving.served
 
 
 async def _tokenize(served: ServedByScheduler, body: TokenizeRequest) -> Response:
@@ -134,7 +154,7 @@ async def detokenize(request: Request) -> Response:
     """Returns the text of token ids, with special tokens unless they are to be skipped."""
     gateway = gateway_of(request)
     async with gateway.reading(request, DetokenizeRequest) as body:
-        served = (await gateway.choose(body.model)).served
+        served = await _served(gateway, body.model)
         async with _turn(gateway, len(body.tokens) <= SMALL_SIZE):
             return await _detokenize(served, body)
 

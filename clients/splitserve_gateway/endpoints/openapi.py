@@ -18,8 +18,10 @@ from splitserve_gateway.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    LoadAdapterRequest,
     ResponsesRequest,
     TokenizeRequest,
+    UnloadAdapterRequest,
 )
 
 _BODIES: dict[str, type[BaseModel]] = {
@@ -28,6 +30,8 @@ _BODIES: dict[str, type[BaseModel]] = {
     "/v1/responses": ResponsesRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
+    "/v1/load_lora_adapter": LoadAdapterRequest,
+    "/v1/unload_lora_adapter": UnloadAdapterRequest,
 }
 _REF = "#/components/schemas/{model}"
 _ERROR = "Error"

@@ -119,7 +119,7 @@ def _head(body: ResponsesRequest, request: TextRequest) -> Json:
         "object": "response",
         "created_at": int(time.time()),
         "completed_at": None,
-        "model": request.served.model.name,
+        "model": request.model_name,
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,

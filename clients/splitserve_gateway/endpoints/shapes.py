@@ -31,7 +31,6 @@ from splitserve_gateway.schemas import (
     SamplingFields,
     StreamOptions,
 )
-from splitserve_gateway.upstreams import ServedByScheduler
 from splitserve_text import (
     Detokenizer,
     Tokenizer,
@@ -44,14 +43,14 @@ Json = dict[str, object]
 _IGNORED_HEADER = "x-splitserve-ignored-fields"
 
 
-def head(prefix: str, kind: str, body: SamplingFields, served: ServedByScheduler) -> Json:
+def head(prefix: str, kind: str, body: SamplingFields, request: TextRequest) -> Json:
     """Returns the fields that every answer and every event begins with."""
     return {
         "id": f"{prefix}-{answer_id(body.request_id)}",
         "object": kind,
         "created": int(time.time()),
-        "model": served.model.name,
-        "system_fingerprint": f"fp_{served.model.digest[:12]}",
+        "model": request.model_name,
+        "system_fingerprint": f"fp_{request.served.model.digest[:12]}",
     }
 
 
@@ -184,7 +183,7 @@ class ChoiceAnswer:
         return with_notes(response, self.body)
 
     def _head(self, kind: str) -> Json:
-        return head(self.kind.id_prefix, kind, self.body, self.request.served)
+        return head(self.kind.id_prefix, kind, self.body, self.request)
 
     async def _chunks(self) -> AsyncGenerator[object, None]:
         start = self._head(self.kind.event)

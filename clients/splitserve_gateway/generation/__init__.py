@@ -30,6 +30,7 @@ from splitserve_gateway.generation.choices import (
 from splitserve_gateway.generation.prompts import (
     SMALL_SIZE,
     EncodedPrompt,
+    RequestedAdapter,
     Serving,
     check_chars,
     encode_chat,
@@ -56,6 +57,7 @@ __all__ = [
     "Event",
     "FieldNames",
     "PromptScores",
+    "RequestedAdapter",
     "Serving",
     "TextRequest",
     "Totals",

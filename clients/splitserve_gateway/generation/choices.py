@@ -13,6 +13,7 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 
 from splitserve_client import (
+    AdapterUnknown,
     ChatTemplateFailed,
     InvalidRequest,
     RequestFailed,
@@ -20,7 +21,7 @@ from splitserve_client import (
 )
 from splitserve_common import log_context
 from splitserve_gateway.callers import Caller
-from splitserve_gateway.generation.prompts import EncodedPrompt
+from splitserve_gateway.generation.prompts import EncodedPrompt, RequestedAdapter
 from splitserve_gateway.http import ApiError, api_error, invalid
 from splitserve_gateway.schemas import (
     GRAMMAR_FIELDS,
@@ -54,7 +55,7 @@ class TextRequest:
     """Complete input of a text generation.
 
     `fields`: the caller's names of fields, for errors. `own_id`: the caller's request id; None if
-    the caller sent none.
+    the caller sent none. `adapter`: None for the model itself.
     """
 
     upstream: Upstream
@@ -66,6 +67,12 @@ class TextRequest:
     fields: FieldNames
     caller: Caller
     own_id: str | None = None
+    adapter: RequestedAdapter | None = None
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model or adapter, for answers."""
+        return self.served.model.name if self.adapter is None else self.adapter.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +147,22 @@ async def stream_choices(request: TextRequest) -> AsyncGenerator[Event, None]:
                 else:
                     yield event
         yield totals
-    except InvalidRequest as error:
-        raise refusal(error, request.fields) from error
+    except (AdapterUnknown, InvalidRequest) as error:
+        if request.adapter is not None and _is_about_adapter(error, request.adapter):
+            raise request.adapter.unknown() from error
+        if isinstance(error, InvalidRequest):
+            raise refusal(error, request.fields) from error
+        raise
     except RequestFailed as error:
         if error.reason not in _refusals(request.params):
             raise
         raise invalid(error.message, code=error.reason.lower()) from error
+
+
+def _is_about_adapter(error: SplitserveError, adapter: RequestedAdapter) -> bool:
+    """Returns whether `error` shows that the scheduler has no such adapter."""
+    is_unsupported = error.reason == "FEATURE_UNSUPPORTED" and not adapter.is_listed
+    return isinstance(error, AdapterUnknown) or is_unsupported
 
 
 def _refusals(params: SamplingParams) -> Collection[str]:

@@ -5,7 +5,7 @@ Long texts are tokenized in a thread, off the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,9 +15,9 @@ from splitserve_client import (
 from splitserve_gateway.callers import Caller
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.grammars import GrammarChecker, TenantChecker
-from splitserve_gateway.http import ApiError, invalid
+from splitserve_gateway.http import ApiError, invalid, model_unknown
 from splitserve_gateway.schemas import ChatFields, ChatMessage, CompletionRequest
-from splitserve_gateway.upstreams import ServedByScheduler, Upstream
+from splitserve_gateway.upstreams import Listed, ServedByScheduler, Upstream
 from splitserve_text import (
     Tokenizer,
 )
@@ -133,14 +133,37 @@ async def run_off_loop(tokenizer: Tokenizer, size: int, work: Callable[[], Resul
 
 
 @dataclass(frozen=True, slots=True)
+class RequestedAdapter:
+    """Adapter that a request names as its model.
+
+    `is_listed`: whether a scheduler lists it. Others may know it by its folder alone, and tell when
+    they get the request. `models`, `lists`: what there is, for errors.
+    """
+
+    name: str
+    is_listed: bool
+    models: Sequence[str]
+    lists: Sequence[Listed]
+
+    def unknown(self) -> ApiError:
+        """Returns a 404 error: no scheduler has the adapter."""
+        adapters = [name for listed in self.lists for name in listed]
+        return model_unknown(self.name, list(dict.fromkeys((*self.models, *adapters))))
+
+
+@dataclass(frozen=True, slots=True)
 class Serving:
-    """Chosen scheduler of a request, the model it serves, and the gateway's own parts."""
+    """Chosen scheduler of a request, the model it serves, and the gateway's own parts.
+
+    `adapter`: None for the model itself.
+    """
 
     upstream: Upstream
     served: ServedByScheduler
     config: GatewayConfig
     checker: GrammarChecker
     caller: Caller
+    adapter: RequestedAdapter | None = None
 
     def checker_for(self, user: str | None) -> TenantChecker:
         """Returns the grammar checker for the request's tenant.

@@ -59,10 +59,11 @@ async def text_request(
         prompts,
         params,
         rules,
-        scheduling_params(body),
+        scheduling_params(body, "" if serving.adapter is None else serving.adapter.name),
         fields,
         serving.caller,
         body.request_id,
+        serving.adapter,
     )
 
 
@@ -135,12 +136,16 @@ def beam_search(body: SamplingFields) -> BeamSearch | None:
     return BeamSearch(body.n or 1, body.length_penalty, stopping)
 
 
-def scheduling_params(body: SamplingFields) -> SchedulingParams:
-    """Returns the scheduling parameters of `body`: priority, tenant, deadline, cache salt."""
+def scheduling_params(body: SamplingFields, adapter: str = "") -> SchedulingParams:
+    """Returns the scheduling parameters of `body`: priority, tenant, deadline, cache salt.
+
+    `adapter`: name of the adapter; empty for none.
+    """
     return SchedulingParams(
         priority=body.priority or 0,
         tenant=body.user or "",
         deadline_s=body.deadline_s,
+        adapter=adapter,
         cache_salt=body.cache_salt or "",
         num_public_prefix_tokens=body.num_public_prefix_tokens or 0,
     )

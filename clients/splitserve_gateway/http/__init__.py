@@ -18,7 +18,7 @@ from splitserve_gateway.http.errors import (
     upstream_refused,
 )
 from splitserve_gateway.http.exchange import NAMED_EVENTS, EndedExchange, Exchange, event_stream
-from splitserve_gateway.http.guard import Exchanges, Guard, is_about_health
+from splitserve_gateway.http.guard import Exchanges, Guard, is_about_health, is_for_operators
 from splitserve_gateway.http.listener import Listener, connection_places, origin_of
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "event_stream",
     "invalid",
     "is_about_health",
+    "is_for_operators",
     "model_unknown",
     "no_scheduler",
     "origin_of",

@@ -44,6 +44,8 @@ _CODES = {
     "QUOTA_EXCEEDED": "rate_limit_exceeded",
 }
 _MAX_QUOTED_CHARS = 120
+# Names of models and adapters in an error.
+_MAX_LISTED = 10
 
 _log = logging.getLogger(__name__)
 
@@ -103,8 +105,10 @@ def invalid(message: str, param: str | None = None, code: str = "invalid_value")
 
 
 def model_unknown(model: str, known: Sequence[str]) -> ApiError:
-    """Returns a 404 error: no scheduler serves `model`. `known`: models that are served."""
-    available = ", ".join(map(repr, known))
+    """Returns a 404 error: no scheduler serves `model`. `known`: models and adapters."""
+    available = ", ".join(map(repr, known[:_MAX_LISTED]))
+    if len(known) > _MAX_LISTED:
+        available += f" and {len(known) - _MAX_LISTED} more"
     message = f"the model {quoted(model)!r} is not served; available: {available}"
     return ApiError(404, "invalid_request_error", message, code="model_not_found", param="model")
 

@@ -14,11 +14,17 @@ from splitserve_gateway.http.exchange import EndedExchange, Exchange
 from splitserve_gateway.tracing import GatewayTraces
 
 _HEALTH = frozenset(("/health", "/health/live", "/health/ready"))
+_FOR_OPERATORS = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 
 
 def is_about_health(path: str) -> bool:
     """Returns whether `path` is a health check, which is answered always and to every client."""
     return path in _HEALTH
+
+
+def is_for_operators(path: str) -> bool:
+    """Returns whether a credential needs the scope `operator` for `path`, instead of `generate`."""
+    return path in _FOR_OPERATORS
 
 
 class Exchanges:

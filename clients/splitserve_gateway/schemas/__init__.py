@@ -1,5 +1,6 @@
 """Request bodies of the API as pydantic models."""
 
+from splitserve_gateway.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from splitserve_gateway.schemas.base import ApiRequest, StreamOptions, ignored_names
 from splitserve_gateway.schemas.chat import (
     ChatFields,
@@ -55,6 +56,7 @@ __all__ = [
     "FunctionDefinition",
     "FunctionOutput",
     "Item",
+    "LoadAdapterRequest",
     "Message",
     "NamedFunction",
     "Reasoning",
@@ -67,5 +69,6 @@ __all__ = [
     "StreamOptions",
     "TokenizeRequest",
     "ToolCall",
+    "UnloadAdapterRequest",
     "ignored_names",
 ]

@@ -14,6 +14,7 @@ from typing import Self
 from splitserve_client import ClientConfig, Model, SplitserveError, UnreadBudget
 from splitserve_common import Discovery
 from splitserve_gateway.http import caller_not_allowed, model_unknown, no_scheduler
+from splitserve_gateway.upstreams.adapter_lists import Listed
 from splitserve_gateway.upstreams.upstream import ServedByScheduler, Upstream
 
 # Interval of discovery.
@@ -143,6 +144,22 @@ class Fleet:
         served = [upstream.served.model for upstream in self.reachable(allowed) if upstream.served]
         return list({model.name: model for model in served}.values())
 
+    async def adapters(
+        self, allowed: Collection[Upstream] | None, credential: str, name: str | None = None
+    ) -> dict[Upstream, Listed]:
+        """Returns the adapters that each scheduler lists for the owner of `credential`.
+
+        `allowed`: restricts schedulers; None for all. `name`: as of `AdapterLists.read`.
+        """
+        upstreams = self.reachable(allowed)
+        lists = await asyncio.gather(*(each.adapters.read(credential, name) for each in upstreams))
+        return dict(zip(upstreams, lists, strict=True))
+
+    def forget_adapters(self) -> None:
+        """Reads the adapters of all schedulers again when they are needed."""
+        for upstream in self._upstreams:
+            upstream.adapters.forget()
+
     @property
     def is_ready(self) -> bool:
         """Whether a scheduler takes requests."""
@@ -204,7 +221,7 @@ class Fleet:
         """Returns whether executors may be moving to a scheduler that `choose` would then find.
 
         True if a scheduler of `allowed` has no executor yet, and a scheduler that served `model`
-        was lost or is being left.
+        was lost or is being left. While no model is served, `model` may be an adapter of any.
         """
         since_s = asyncio.get_running_loop().time() - _MOVING_S
         moving = {name for name, lost_s in self._lost_s.items() if lost_s > since_s}
@@ -213,7 +230,8 @@ class Fleet:
             upstream.will_serve and (allowed is None or upstream in allowed)
             for upstream in self._upstreams
         )
-        return can_come and (bool(moving) if model is None else model in moving)
+        is_any = model is None or not self.models(allowed)
+        return can_come and (bool(moving) if is_any else model in moving)
 
     def tell_lost(self, served: ServedByScheduler) -> None:
         """Notes that a scheduler that served `served` is lost."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from splitserve_client import (
+    Adapter,
     AsyncClient,
     CallerNotAllowed,
     CallerUnknown,
@@ -31,6 +32,7 @@ from splitserve_client import (
     UnreadBudget,
 )
 from splitserve_gateway.http import UPSTREAM_REFUSED
+from splitserve_gateway.upstreams.adapter_lists import AdapterLists
 from splitserve_rpc import SILENT_AFTER_S, PeerState, PeerWatch
 from splitserve_text import (
     Finish,
@@ -109,6 +111,7 @@ class Upstream:
     """Connection to one scheduler. Use as `async with Upstream(...) as upstream`.
 
     `served`: None until known, while the scheduler is unreachable, or while a new model is read.
+    `adapters`: those that it has registered.
     """
 
     def __init__(
@@ -139,6 +142,7 @@ class Upstream:
         # Number of messages from the scheduler: answers, and events of streams.
         self._num_heard = 0
         self._client = AsyncClient(address, config)
+        self.adapters = AdapterLists(self._list_adapters)
         self._unread = unread
         self._credential = self._client.credential
         self._session: Session = self._client.session(unread)
@@ -159,6 +163,7 @@ class Upstream:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
+        await self.adapters.close()
         self._is_read.set()
         for session in (*self._retired, self._session):
             await session.__aexit__(None, None, None)
@@ -241,6 +246,9 @@ class Upstream:
         except _REFUSALS:
             await self._check_own_key(own)
             raise
+
+    async def _list_adapters(self, credential: str) -> Sequence[Adapter]:
+        return await self._client.list_adapters(credential or None)
 
     def find_other(self, model_digest: str) -> Upstream | None:
         """Returns another scheduler that takes requests for this model."""

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from splitserve_client import (
+    AdapterUnknown,
     Draining,
     ModelChanged,
     ModelNotReady,
@@ -89,7 +90,7 @@ class UpstreamRequest:
 
         Raises SplitserveError: ModelChanged if another model is served by now, also at the
         scheduler that would resume the request; ServerUnreachable, Draining or ModelNotReady if no
-        scheduler can go on with it.
+        scheduler can go on with it, for example because the next one lacks the adapter.
         """
         upstream: Upstream | None = self._upstream
         began_s = asyncio.get_running_loop().time()
@@ -118,6 +119,12 @@ class UpstreamRequest:
                 _end(call, error)
                 upstream.doubt(self._model_digest)
                 raise
+            except AdapterUnknown as error:
+                _end(call, error)
+                if self._num_tries == 1:
+                    raise
+                message = "the scheduler that resumes the request lacks its adapter"
+                raise ServerUnreachable(message) from error
             except _ELSEWHERE as error:
                 _end(call, error)
                 upstream = await self._next(upstream, error, began_s)

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from splitserve_gateway.callers import ANYBODY
+from splitserve_client import Model
 from splitserve_gateway.endpoints import Gateway, router
 from splitserve_gateway.http import ApiError, BodyBudget, model_unknown
 from splitserve_gateway.sharing import FairSemaphore
@@ -30,6 +30,9 @@ class MovingFleet:
         if model == "moving":
             self.is_waited_for.set()
             await self.has_come.wait()
+
+    def models(self, _: object) -> list[Model]:
+        return []
 
     def choose(self, model: str, _: object) -> NoReturn:
         raise model_unknown(model, [])
@@ -50,7 +53,7 @@ async def test_turn_is_left_when_model_is_awaited(path: str, body: dict[str, Any
     app = FastAPI(exception_handlers={ApiError: refuse})
     app.include_router(router)
     app.state.gateway = Gateway(
-        config, fleet, unused, unused, BodyBudget(2**24), FairSemaphore(1, 8), ANYBODY
+        config, fleet, unused, unused, BodyBudget(2**24), FairSemaphore(1, 8), unused
     )
     async with httpx2.AsyncClient(
         transport=httpx2.ASGITransport(app=app), base_url="http://localhost"
