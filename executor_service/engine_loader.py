@@ -22,7 +22,7 @@ from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
 from executor_service.device import HostReservations, choose_device, default_directory
 from executor_service.grammars import CompiledGrammars, TokenizerUnsupported, Vocabulary
-from executor_service.model import LoadedModel
+from executor_service.model import LoadedModel, takes_adapters
 from executor_service.quantization import ROUNDINGS
 from executor_service.runner import (
     CacheConfig,
@@ -168,15 +168,13 @@ def _adapters(
     config: ExecutorConfig, loaded: LoadedModel, runner: ModelRunner
 ) -> AdapterStore | None:
     """Returns where adapters are loaded; None if the model takes none, or none are wanted."""
-    if config.max_adapters == 0 or not runner.model.takes_adapters:
+    if config.max_adapters == 0 or not takes_adapters(runner.model):
         return None
     read = partial(read_adapter, loaded=loaded, max_rank=config.max_adapter_rank)
     return AdapterStore(runner.adapters, read, config.max_adapters)
 
 
-def _with_adapters(
-    info: ExecutorInfo, config: ExecutorConfig, loaded: LoadedModel
-) -> ExecutorInfo:
+def _with_adapters(info: ExecutorInfo, config: ExecutorConfig, loaded: LoadedModel) -> ExecutorInfo:
     names = sorted({name.rpartition(".")[2] for name in loaded.adapter_targets})
     return replace(
         info,

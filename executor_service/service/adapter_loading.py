@@ -1,4 +1,4 @@
-"""LoadAdapter: gets the files of an adapter, from a shared disk or from the scheduler, and loads it.
+"""LoadAdapter: gets the files of an adapter from a shared disk or the scheduler, and loads it.
 
 The files are read once, and their digest is checked on what was read: files that change meanwhile
 do no harm.

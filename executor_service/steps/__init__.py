@@ -19,8 +19,8 @@ from executor_service.steps.block_tables import NOTHING_SEEN, BlockTables
 from executor_service.steps.drafts import MAX_NUM_DRAFTS, run_on, verify_drafts
 from executor_service.steps.executor_info import (
     SAMPLING_FEATURES,
-    DefaultSampling,
     AdapterSupport,
+    DefaultSampling,
     ExecutorInfo,
     ExecutorLimits,
     Feature,
@@ -73,6 +73,7 @@ __all__ = [
     "NOTHING_SEEN",
     "NO_MOVES",
     "SAMPLING_FEATURES",
+    "AdapterSupport",
     "AwaitedTokens",
     "Batch",
     "BatchContent",
@@ -82,7 +83,6 @@ __all__ = [
     "BoolArray",
     "CrossInput",
     "DefaultSampling",
-    "AdapterSupport",
     "ExecutorInfo",
     "ExecutorLimits",
     "Feature",
