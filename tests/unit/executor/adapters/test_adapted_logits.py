@@ -123,9 +123,12 @@ def test_logits_equal_those_of_peft_when_rows_have_two_adapters_and_none(
         adapters[name] = read_adapter(name, files_of(folder), loaded, max_rank=16)
     served = Served(loaded, adapters)
     names = ["a@1", "", "b@2", "a@1"]
-    prompts = [row_of(i, t[:-1], 0, name) for i, (t, name) in enumerate(zip(TOKENS, names))]
+    prompts = [
+        row_of(i, t[:-1], 0, name) for i, (t, name) in enumerate(zip(TOKENS, names, strict=True))
+    ]
     decodes = [
-        row_of(i, t[-1:], len(t) - 1, name) for i, (t, name) in enumerate(zip(TOKENS, names))
+        row_of(i, t[-1:], len(t) - 1, name)
+        for i, (t, name) in enumerate(zip(TOKENS, names, strict=True))
     ]
     steps = [served.logits(prompts), served.logits(decodes)]
     base = Served(loaded, {})
@@ -133,7 +136,7 @@ def test_logits_equal_those_of_peft_when_rows_have_two_adapters_and_none(
         base.logits([row_of(1, TOKENS[1][:-1], 0, "")]),
         base.logits([row_of(1, TOKENS[1][-1:], 5, "")]),
     ]
-    for index, (tokens, name) in enumerate(zip(TOKENS, names)):
+    for index, (tokens, name) in enumerate(zip(TOKENS, names, strict=True)):
         if name:
             expected = logits_of(oracles[name], tokens)[-2:, : loaded.vocab_size]
             actual = torch.stack([step[index] for step in steps])
