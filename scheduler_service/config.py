@@ -137,7 +137,7 @@ class ClusterConfig:
     step_timeout_s: float = 300.0
     step_patience_s: float = 3.0
     max_executor_losses: int = 2
-    max_adapters: int = 8
+    max_adapters: int = 4096
     max_unread_bytes: int = 16 * _MIB
     policies: PolicyConfig = field(default_factory=PolicyConfig)
 

@@ -34,6 +34,10 @@ _STEP_ROWS_ACTION = (
 )
 _CLIENT_STREAMS_ACTION = "[SplitserveClientsDoNotRead](operations.md#splitserveclientsdonotread)"
 
+_ADAPTERS_ACTION = (
+    "if evictions and waiting requests grow together: a larger `--max-adapters`, or more executors"
+)
+
 SCHEDULER_METRICS: tuple[Metric, ...] = (
     # -- Latency of requests -------------------------------------------------------------------
     Metric(
@@ -309,6 +313,56 @@ SCHEDULER_METRICS: tuple[Metric, ...] = (
             "mostly `rejected`: `--speculation off`, or no `--draft-model`. Drafts become fewer "
             "by themselves while most are rejected"
         ),
+    ),
+    # -- Adapters --------------------------------------------------------------------------
+    Metric(
+        "splitserve_adapters",
+        _GAUGE,
+        "LoRA adapters of an executor; state: loaded or loading",
+        "requests name more adapters; at most `--max-adapters`",
+        ("executor", "state"),
+        action=_ADAPTERS_ACTION,
+    ),
+    Metric(
+        "splitserve_adapter_loads_total",
+        _COUNTER,
+        "Adapters that an executor was told to load, by outcome: loaded or failed",
+        "loaded: more adapters are in use than fit; failed: files are no usable adapter",
+        ("executor", "outcome"),
+        action="failed: the scheduler's log says why (`adapter_not_loaded`)",
+    ),
+    Metric(
+        "splitserve_adapter_evictions_total",
+        _COUNTER,
+        "Adapters that an executor removed to load others",
+        "more adapters are in use than fit",
+        ("executor",),
+        action=_ADAPTERS_ACTION,
+    ),
+    Metric(
+        "splitserve_num_requests_waiting_for_adapter",
+        _GAUGE,
+        "Waiting requests whose adapter no executor has loaded",
+        "no adapter slot is free, or adapters take long to load",
+        action=_ADAPTERS_ACTION,
+    ),
+    Metric(
+        "splitserve_adapter_requests_total",
+        _COUNTER,
+        "Accepted requests by adapter; the 100 names seen first, then `other`",
+        "more load",
+        ("adapter",),
+        action="load by adapter",
+    ),
+    Metric(
+        "splitserve_lora_requests_info",
+        _GAUGE,
+        "Time in seconds since 1970; its labels list the adapters of running and of waiting "
+        "requests, and how many can be loaded at once, as Kubernetes' inference extension reads "
+        "them",
+        "nothing: it is the time",
+        ("running_lora_adapters", "waiting_lora_adapters", "max_lora"),
+        action="for the extension's endpoint picker (`loraInfoMetric`)",
     ),
     # -- Process -------------------------------------------------------------------------------
     Metric(

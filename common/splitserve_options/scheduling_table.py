@@ -142,7 +142,7 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
         "maximum number of distinct adapters in one step, within the limit of the executor",
         _POLICY,
         _SERVE_SCHEDULER,
-        8,
+        4096,
         minimum=1,
         maximum=4096,
     ),

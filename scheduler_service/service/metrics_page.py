@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import GCCollector, ProcessCollector
 
@@ -34,6 +35,7 @@ def _families(cluster: Driver, readiness: Readiness, instruments: Instruments) -
         *_of_fleet(cluster, readiness, instruments),
         *_of_cores(cluster, instruments),
         *_of_blocks(cluster, instruments),
+        *_of_adapters(cluster, instruments),
     ]
 
 
@@ -110,6 +112,44 @@ def _of_blocks(cluster: Driver, instruments: Instruments) -> list[LiveFamily]:
             if pool.num_blocks:
                 usage.add_metric([address, name], num_used / pool.num_blocks)
     return [blocks, usage]
+
+
+def _of_adapters(cluster: Driver, instruments: Instruments) -> list[LiveFamily]:
+    adapters = instruments.family("splitserve_adapters")
+    loads = instruments.family("splitserve_adapter_loads_total")
+    evictions = instruments.family("splitserve_adapter_evictions_total")
+    running: set[str] = set()
+    num_slots = 0
+    for engine in cluster.executors:
+        slots, address = engine.engine.adapter_slots, engine.address
+        running |= set(engine.engine.placement.adapters)
+        if not slots.loads_adapters:
+            continue
+        num_slots += slots.num_slots
+        adapters.add_metric([address, "loaded"], slots.num_loaded)
+        adapters.add_metric([address, "loading"], slots.num_loading)
+        loads.add_metric([address, "loaded"], slots.num_loads)
+        loads.add_metric([address, "failed"], slots.num_failures)
+        evictions.add_metric([address], slots.num_evictions)
+    num_waiting = cluster.scheduler.queue.num_of_adapters()
+    engines = [each.engine for each in cluster.executors]
+    blocked = instruments.family("splitserve_num_requests_waiting_for_adapter")
+    blocked.add_metric(
+        [],
+        sum(
+            number
+            for adapter, number in num_waiting.items()
+            if adapter and not any(adapter in each.adapter_slots.loaded for each in engines)
+        ),
+    )
+    info = instruments.family("splitserve_lora_requests_info")
+    info.add_metric([_names(running), _names(num_waiting), str(num_slots)], time.time())
+    return [adapters, loads, evictions, blocked, info]
+
+
+def _names(adapters: Iterable[str]) -> str:
+    """Returns the names of adapters, without digests, as one label."""
+    return ",".join(sorted({each.rpartition("@")[0] or each for each in adapters if each}))
 
 
 def _pools(core: Engine) -> list[tuple[str, BlockPool, int]]:

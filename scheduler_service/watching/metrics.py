@@ -370,6 +370,8 @@ _ENDS = (
     "ROW_FAILED",
 )
 
+_MAX_ADAPTER_LABELS = 100
+
 
 class CountedAudit:
     """Counts audit events and passes them on to `audit`. Implements `Audit`.
@@ -388,6 +390,8 @@ class CountedAudit:
         self._tenant_requests = instruments.counter("splitserve_tenant_requests_total")
         self._tenant_prompts = instruments.counter("splitserve_tenant_prompt_tokens_total")
         self._tenant_outputs = instruments.counter("splitserve_tenant_output_tokens_total")
+        self._adapter_requests = instruments.counter("splitserve_adapter_requests_total")
+        self._adapters: set[str] = set()
         self._changes = instruments.counter("splitserve_executor_changes_total")
         self._quarantined = instruments.counter("splitserve_requests_quarantined_total")
         # Prometheus misses the first increment of a series that does not begin with 0.
@@ -410,6 +414,8 @@ class CountedAudit:
                 self._prompt_tokens.inc(event.num_prompt_tokens)
                 tenant = self._label(event.tenant)
                 self._tenant_prompts.labels(tenant).inc(event.num_prompt_tokens)
+                if event.adapter:
+                    self._adapter_requests.labels(self._adapter_label(event.adapter)).inc()
             case RequestEnded():
                 self._ended.labels(event.reason).inc()
                 tenant = self._label(event.tenant)
@@ -429,6 +435,13 @@ class CountedAudit:
                 self._quarantined.inc()
             case _:
                 pass
+
+    def _adapter_label(self, adapter: str) -> str:
+        """Returns the metric label of an adapter: its name, or "other" if there are too many."""
+        name = adapter.rpartition("@")[0] or adapter
+        if len(self._adapters) < _MAX_ADAPTER_LABELS:
+            self._adapters.add(name)
+        return name if name in self._adapters else _OTHER
 
     def _label(self, tenant: str) -> str:
         """Returns the metric label of a tenant: the tenant itself, or "other" for unlisted tenants.

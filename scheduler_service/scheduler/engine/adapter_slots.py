@@ -33,7 +33,9 @@ class AdapterSlots:
         self._failures: dict[str, tuple[str, int]] = {}
         self._begun: list[AdapterLoad] = []
         self.load_ns = 0
+        # Totals so far.
         self.num_loads = 0
+        self.num_failures = 0
         self.num_evictions = 0
 
     @property
@@ -47,9 +49,19 @@ class AdapterSlots:
         return self._last_steps.keys()
 
     @property
+    def num_slots(self) -> int:
+        """Number of adapters that can be loaded at once."""
+        return self._num_slots
+
+    @property
     def num_loaded(self) -> int:
         """Number of loaded adapters."""
         return len(self._last_steps)
+
+    @property
+    def num_loading(self) -> int:
+        """Number of adapters that are being loaded."""
+        return len(self._loading)
 
     def is_loading(self, adapter: str) -> bool:
         """Returns whether the executor loads an adapter now."""
@@ -89,7 +101,6 @@ class AdapterSlots:
         # Calls come one after the other: those before have ended when this one begins.
         self._begun.append(AdapterLoad(adapter, (*self._last_steps, *self._loading)))
         self._loading[adapter] = now_ns
-        self.num_loads += 1
 
     def ended(self, adapter: str, why_not: str, now_ns: int) -> None:
         """Notes that an adapter is loaded, or, with a reason, that it cannot be loaded."""
@@ -97,10 +108,12 @@ class AdapterSlots:
         if begun_ns is None:
             return
         if why_not:
+            self.num_failures += 1
             self._failures[adapter] = why_not, now_ns
             if len(self._failures) > _MAX_FAILURES:
                 del self._failures[next(iter(self._failures))]
             return
+        self.num_loads += 1
         self._last_steps[adapter] = 0
         took_ns = now_ns - begun_ns
         self.load_ns = took_ns if self.load_ns == 0 else (3 * self.load_ns + took_ns) // 4

@@ -202,6 +202,13 @@ class WaitingLanes:
         """Returns the lane of a waiting request."""
         return self._lanes[request]
 
+    def num_of_adapters(self) -> Counter[str]:
+        """Returns the number of waiting requests of each adapter, empty for none."""
+        numbers = Counter[str]()
+        for (_, adapter), number in self._num_in.items():
+            numbers[adapter] += number
+        return numbers
+
     def select(self, open_lanes: OpenLanes) -> Lanes:
         """Returns the lanes that are open; None for all lanes."""
         adapters, groups = open_lanes.adapters, open_lanes.groups

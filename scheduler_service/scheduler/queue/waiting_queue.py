@@ -7,6 +7,7 @@ charged already. State of one engine (rows, blocks, preempted requests) belongs 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 
@@ -187,6 +188,10 @@ class WaitingQueue:
             self._tenants.forget_idle_tenants()
 
     # -- order -------------------------------------------------------------------------------------
+
+    def num_of_adapters(self) -> Counter[str]:
+        """Returns the number of waiting requests of each adapter, empty for none."""
+        return self._lanes.num_of_adapters()
 
     def candidates(self, open_lanes: OpenLanes | None = None) -> Iterator[Request]:
         """Iterates over waiting requests in the order in which they should begin now.
