@@ -246,7 +246,8 @@ def _check_shapes(name: str, module: ModuleTensors, places: Sequence[Place]) -> 
     num_inputs = places[0].target.num_inputs
     if (module.down is None) != (module.up is None):
         raise AdapterInvalid(f"{_label(module)} has no partner: a layer has lora_A and lora_B")
-    if module.down is None and module.bias is None:
+    is_bias_alone = module.magnitude is None and module.up_bias is None
+    if module.down is None and not (module.bias is not None and is_bias_alone):
         raise AdapterInvalid(f"{_label(module)} has no lora_A and lora_B beside it")
     rank = 0 if module.down is None else len(module.down.data)
     expected = (

@@ -6,8 +6,9 @@ Source: https://github.com/huggingface/peft.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,23 +106,27 @@ class _PeftReader:
             self._modules[module] = self._explained(module, tensors)
         self._check_complete()
         updates = Assembly(self._loaded, self._places).updates(self._modules)
-        own_embedding, own_head = self._own_weights()
-        embedding = None
-        for target in self._loaded.adapter_targets.values():
-            if target.is_embedding:
-                embedding = updates.pop(target.name, None)
-            elif target.is_head and own_head is not None and not self._ties_embedding:
-                _check_plain_head(updates.get(target.name))
-        return finished(name, updates, embedding, own_embedding, own_head)
-
-    @property
-    def _ties_embedding(self) -> bool:
-        return bool(self._config.get("ensure_weight_tying", False)) and self._is_tied
+        own = self._own_weights()
+        for target, tensor in own.items():
+            if target.name in updates and updates[target.name].gain is not None:
+                raise AdapterInvalid(
+                    f"{tensor.name} replaces weights whose norms use_dora needs"
+                    "; allowed: one of both"
+                )
+        weights = {target: tensor.data.to(self._loaded.device) for target, tensor in own.items()}
+        return finished(name, self._loaded, updates, weights)
 
     @property
     def _is_tied(self) -> bool:
         config: Any = self._loaded.model.config
         return bool(config.get_text_config(decoder=True).tie_word_embeddings)
+
+    def _named(self, names: Callable[[str], bool], module: str, target: Target) -> bool:
+        """Returns whether the configuration names a module: by `names`, or as a tied head."""
+        if target.is_head and self._is_tied and self._config.get("ensure_weight_tying", False):
+            targets = self._loaded.adapter_targets.values()
+            return names(module) or any(names(each.name) for each in targets if each.is_embedding)
+        return names(module)
 
     def _add(self, module: str, field: str, tensor: NamedTensor) -> None:
         known = self._modules.get(module, ModuleTensors())
@@ -149,7 +154,8 @@ class _PeftReader:
             return tensors
         places, config = self._places.of(module), self._config
         is_linear = not any(each.target.is_embedding or each.target.is_head for each in places)
-        if places and not config.changes(module, is_linear=is_linear):
+        changes = partial(config.changes, is_linear=is_linear)
+        if places and not self._named(changes, module, places[0].target):
             raise AdapterInvalid(
                 f"{tensors.down.name}: target_modules and the other fields of {CONFIG_NAME} do not"
                 f" name {module}"
@@ -160,13 +166,13 @@ class _PeftReader:
                 f"{tensors.down.name} has shape {list(tensors.down.data.shape)} where"
                 f" {CONFIG_NAME} gives the rank {rank}"
             )
+        is_embedding = any(each.target.is_embedding for each in places)
         for field, tensor, kind in (
             ("use_dora", tensors.magnitude, "lora_magnitude_vector"),
             ("lora_bias", tensors.up_bias, "bias of lora_B"),
         ):
-            is_set = bool(config.get(field, False))
-            is_exempt = field == "lora_bias" and not is_linear
-            if is_set != (tensor is not None) and not is_exempt:
+            is_set = bool(config.get(field, False)) and not (is_embedding and field == "lora_bias")
+            if is_set != (tensor is not None):
                 state = "no" if is_set else "a"
                 raise AdapterInvalid(
                     f"{WEIGHTS_NAME}: {module} has {state} {kind} though {field} is"
@@ -192,72 +198,69 @@ class _PeftReader:
                     f" {CONFIG_NAME} names"
                 )
 
-    def _own_weights(self) -> tuple[Tensor | None, Tensor | None]:
-        """Returns the adapter's own embedding and head."""
+    def _own_weights(self) -> dict[Target, NamedTensor]:
+        """Returns the adapter's own weights, of the embedding and the head only."""
         targets = self._loaded.adapter_targets.values()
         served = {short_name(t.name): t for t in targets if t.is_embedding or t.is_head}
         for name in self._config.get("modules_to_save", []):
-            if not any(each == name or each.endswith(f".{name}") for each in served):
+            if not any(f".{each.name}".endswith(f".{name}") for each in served.values()):
                 raise AdapterInvalid(
-                    f"{CONFIG_NAME}: modules_to_save has {name!r}; allowed:"
-                    f" {', '.join(each.rpartition('.')[2] for each in served)}"
+                    f"{CONFIG_NAME}: modules_to_save has {name!r}; allowed: {', '.join(served)}"
                 )
-        own: dict[bool, Tensor] = {}
+        own: dict[Target, NamedTensor] = {}
         for module, tensor in self._weights.items():
             target = served.get(short_name(module))
             if target is None:
                 raise AdapterInvalid(
                     f"{tensor.name} replaces weights; allowed: those of {', '.join(served)}"
                 )
-            self._take_weight(module, target, tensor, own)
+            self._take_weight(target, tensor, own)
         for target in served.values():
-            is_saved = self._config.saves(target.name)
-            if is_saved and target.is_head and self._ties_embedding and False in own:
-                own.setdefault(True, own[False])
-            if is_saved and target.is_head not in own:
+            if self._named(self._config.saves, target.name, target) and target not in own:
                 raise AdapterInvalid(
                     f"{WEIGHTS_NAME} lacks the weights of {target.name}, which modules_to_save of"
                     f" {CONFIG_NAME} names"
                 )
-        if False in own and self._ties_embedding:
-            own.setdefault(True, own[False])
-        return own.get(False), own.get(True)
+        return own
 
     def _take_weight(
-        self, module: str, target: Target, tensor: NamedTensor, own: dict[bool, Tensor]
+        self, target: Target, tensor: NamedTensor, own: dict[Target, NamedTensor]
     ) -> None:
-        """Adds a replaced weight to `own`, by whether it is that of the head."""
         shape = (target.num_inputs, target.num_outputs)
-        check_shape(tensor, shape[::-1] if target.is_head else shape, target.name)
-        weight = tensor.data.to(self._loaded.dtype)
-        if self._config.saves(module):
-            own[target.is_head] = weight.to(self._loaded.device)
-            return
-        # PEFT saves the base model's weights beside a changed embedding.
-        base = self._loaded.base_tensor(f"{target.name}.weight")
-        if base is None or not torch.equal(base, weight):
-            raise AdapterInvalid(
-                f"{tensor.name} differs from the model's weights, and modules_to_save of"
-                f" {CONFIG_NAME} does not name it: the adapter may be of another model"
-            )
-
-
-def _check_plain_head(update: LowRankUpdate | None) -> None:
-    if update is not None and bool(update.up.any()):
-        raise AdapterInvalid(f"{WEIGHTS_NAME}: the head has own weights and low-rank ones")
+        weight = NamedTensor(tensor.name, tensor.data.to(self._loaded.dtype))
+        check_shape(weight, shape[::-1] if target.is_head else shape, target.name)
+        if not self._named(self._config.saves, target.name, target):
+            # PEFT saves the model's own weights beside a changed embedding. Where they differ (the
+            # adapter was trained on others), it loads them, into a tied head, too.
+            base = self._loaded.base_tensor(f"{target.name}.weight")
+            if base is not None and torch.equal(base, weight.data):
+                return
+            for other in self._loaded.adapter_targets.values():
+                if other.is_head and target.is_embedding and self._is_tied:
+                    own.setdefault(other, weight)
+        own[target] = weight
 
 
 def finished(
     name: str,
+    loaded: LoadedModel,
     updates: Mapping[str, LowRankUpdate],
-    embedding: LowRankUpdate | None = None,
-    own_embedding: Tensor | None = None,
-    own_head: Tensor | None = None,
+    weights: Mapping[Target, Tensor],
 ) -> Adapter:
-    """Returns an adapter with its size."""
-    tensors = [own_embedding, own_head]
-    for update in (*updates.values(), embedding):
-        if update is not None:
-            tensors += [update.down, update.up, update.bias, update.gain]
-    num_bytes = sum({id(each): each.nbytes for each in tensors if each is not None}.values())
-    return Adapter(name, updates, embedding, own_embedding, own_head, num_bytes)
+    """Returns an adapter. `updates`: by name of the layer. `weights`: own embedding and head."""
+    tensors = list(weights.values())
+    for update in updates.values():
+        parts = (update.down, update.up, update.bias, update.gain)
+        tensors += [each for each in parts if each is not None]
+    num_bytes = sum({id(each): each.nbytes for each in tensors}.values())
+    targets = loaded.adapter_targets.values()
+    of_linears = dict(updates)
+    embedding = [of_linears.pop(t.name) for t in targets if t.is_embedding and t.name in updates]
+    return Adapter(
+        name,
+        of_linears,
+        next(iter(embedding), None),
+        next((each for target, each in weights.items() if target.is_embedding), None),
+        next((each for target, each in weights.items() if target.is_head), None),
+        num_bytes,
+    )

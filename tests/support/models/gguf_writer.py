@@ -94,6 +94,34 @@ def write_gguf(
     writer.close()
 
 
+def write_gguf_adapter(
+    path: Path,
+    architecture: str,
+    config: Any,  # noqa: ANN401
+    matrices: Mapping[str, tuple[Tensor, Tensor]],
+    settings: Mapping[str, Setting],
+) -> None:
+    """Writes an adapter of a model with `config`. `matrices`: lora_A and lora_B by the module.
+
+    Of the embedding, as PEFT has them: [r, V] and [W, r]. `settings`: metadata, beside the
+    architecture.
+    """
+    writer = GGUFWriter(path, architecture)
+    for key, value in settings.items():
+        _add_value(writer, key, value)
+    for name, (down, up) in matrices.items():
+        # The rows of a product are those of its left factor.
+        ((own, converted),) = _converted(f"{name}.weight", up, architecture, config)
+        writer.add_tensor(
+            f"{own}.lora_a", (down.T if own.startswith("token_embd") else down).contiguous().numpy()
+        )
+        writer.add_tensor(f"{own}.lora_b", converted.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def round_matrices(model: Any, type_name: str) -> None:  # noqa: ANN401
     """Rounds the matrices of `model`, in place, to numbers that blocks of a type can hold."""
     kind = GGMLQuantizationType[type_name]

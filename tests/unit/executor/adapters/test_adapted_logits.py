@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from executor_service.adapters import read_adapter
-from executor_service.device import KVCache
-from executor_service.model import (
-    Adapter,
-    LoadedModel,
-    PagedModel,
-    build_input_batch,
-    takes_adapters,
-    torch_model,
-)
+from executor_service.decoders import pack_linears
+from executor_service.model import takes_adapters
+from splitserve_kernels.cpu import NativeLibrary
 from tests.support.models.peft_adapters import files_of, logits_of, make_adapter
 from tests.support.models.tiny_models import load_tiny_model
-from tests.support.steps.step_driver import Row, make_step
+from tests.unit.executor.adapters.adapted_rows import TOKENS, TOLERANCE, Served, difference
 
-BLOCK_SIZE, NUM_BLOCKS = 4, 16
-# Of float32 logits, relative to the largest.
-TOLERANCE = 1e-5
-TOKENS = ([5, 17, 42, 9, 71, 23], [5, 17, 42, 9, 71, 23], [88, 3, 14, 15, 92, 65], [7, 17, 42])
+TEXTS = (TOKENS, TOKENS, [88, 3, 14, 15, 92, 65], [7, 17, 42])
+# Least effect of an adapter, relative to the largest logit.
+CHANGE = 0.01
 
 _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 _MLP = ["gate_proj", "up_proj", "down_proj"]
@@ -41,6 +33,12 @@ CASES: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
     "llama": ("llama", {}, ALL, SOME),
     "llama_heads": ("llama", {}, HEADS, OWN),
     "llama_tied": ("llama", {"tie_word_embeddings": True}, HEADS, OWN),
+    "llama_tying": (
+        "llama",
+        {"tie_word_embeddings": True},
+        {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    ),
     "llama_biases": (
         "llama",
         {"attention_bias": True},
@@ -61,7 +59,12 @@ CASES: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"target_modules": r".*\.(q|up)_proj", "exclude_modules": r".*\.0\..*q_proj"},
     ),
     "gemma2": ("gemma2", {}, ALL, HEADS),
-    "gemma3": ("gemma3_text", {"num_hidden_layers": 6}, HEADS | {"use_dora": True}, OWN),
+    "gemma3": (
+        "gemma3_text",
+        {"num_hidden_layers": 6},
+        HEADS | {"use_dora": True},
+        OWN | {"ensure_weight_tying": True},
+    ),
     "phi3": ("phi3", {}, ALL, {"target_modules": ["qkv_proj"], "layers_to_transform": [1]}),
     "mixtral": (
         "mixtral",
@@ -81,34 +84,6 @@ CASES: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
 }
 
 
-class Served:
-    """A loaded model with adapters."""
-
-    def __init__(self, loaded: LoadedModel, adapters: Mapping[str, Adapter]) -> None:
-        self.loaded = loaded
-        self.adapters = adapters
-        cache = KVCache(loaded.layers, BLOCK_SIZE, NUM_BLOCKS, 0, loaded.dtype, loaded.device)
-        self.model: PagedModel = torch_model(loaded, cache)
-
-    def logits(self, rows: Sequence[Row]) -> Tensor:
-        """Returns the logits of the last token of each row, [R, V]."""
-        cpu = torch.device("cpu")
-        step, indexes = make_step(rows), list(range(len(rows)))
-        batch = build_input_batch(step, indexes, BLOCK_SIZE, cpu, adapters=self.adapters)
-        with torch.inference_mode():
-            return self.model.logits(batch).clone()
-
-
-def row_of(index: int, tokens: Sequence[int], computed: int, adapter: str) -> Row:
-    """Returns a row on blocks of its own."""
-    return Row(tokens, computed, [3 * index, 3 * index + 1, 3 * index + 2], 3, adapter=adapter)
-
-
-def difference(expected: Tensor, actual: Tensor) -> float:
-    """Returns the largest difference, relative to the largest logit."""
-    return float((actual - expected).abs().max() / expected.abs().max())
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_of_peft_when_rows_have_two_adapters_and_none(
     tmp_path: Path, case: str
@@ -122,27 +97,41 @@ def test_logits_equal_those_of_peft_when_rows_have_two_adapters_and_none(
         oracles[name] = make_adapter(tmp_path / "model", folder, seed=seed, **options)
         adapters[name] = read_adapter(name, files_of(folder), loaded, max_rank=16)
     served = Served(loaded, adapters)
-    names = ["a@1", "", "b@2", "a@1"]
-    prompts = [
-        row_of(i, t[:-1], 0, name) for i, (t, name) in enumerate(zip(TOKENS, names, strict=True))
-    ]
-    decodes = [
-        row_of(i, t[-1:], len(t) - 1, name)
-        for i, (t, name) in enumerate(zip(TOKENS, names, strict=True))
-    ]
-    steps = [served.logits(prompts), served.logits(decodes)]
-    base = Served(loaded, {})
-    plain = [
-        base.logits([row_of(1, TOKENS[1][:-1], 0, "")]),
-        base.logits([row_of(1, TOKENS[1][-1:], 5, "")]),
-    ]
-    for index, (tokens, name) in enumerate(zip(TOKENS, names, strict=True)):
-        if name:
-            expected = logits_of(oracles[name], tokens)[-2:, : loaded.vocab_size]
-            actual = torch.stack([step[index] for step in steps])
-        else:
-            expected, actual = torch.cat(plain), torch.stack([step[index] for step in steps])
-        assert difference(expected, actual) < TOLERANCE, name
-        if name:
-            assert difference(torch.cat(plain)[:1], actual[:1]) > 0.01
+    names = ("a@1", "", "b@2", "a@1")
+
+    logits = served.last_logits(TEXTS, names)
+
     assert takes_adapters(served.model)
+    (plain,) = served.last_logits(TEXTS[1:2], [""])
+    for tokens, name, actual in zip(TEXTS, names, logits, strict=True):
+        if not name:
+            assert difference(plain, actual) < TOLERANCE
+            continue
+        expected = logits_of(oracles[name], tokens)[-2:, : loaded.vocab_size]
+        assert difference(expected, actual) < TOLERANCE, name
+        if tokens == TEXTS[1]:
+            assert difference(plain, actual) > CHANGE
+
+
+def test_rows_without_adapter_keep_their_bits_when_others_have_one(tmp_path: Path) -> None:
+    loaded = load_tiny_model("llama", tmp_path / "model", dtype="bfloat16")
+    make_adapter(tmp_path / "model", tmp_path / "a", **ALL)
+    adapter = read_adapter("a@1", files_of(tmp_path / "a"), loaded, max_rank=16)
+    served = Served(loaded, {"a@1": adapter})
+
+    adapted = served.last_logits(TEXTS[:3], ["a@1", "", "a@1"])
+    plain = served.last_logits(TEXTS[:3], ["", "", ""])
+
+    assert torch.equal(adapted[1], plain[1])
+    assert not torch.equal(adapted[0], plain[0])
+
+
+def test_packed_layers_take_adapters(tmp_path: Path, native_library: NativeLibrary) -> None:
+    loaded = load_tiny_model("qwen2", tmp_path / "model")
+    oracle = make_adapter(tmp_path / "model", tmp_path / "a", use_dora=True, **ALL)
+    packed = pack_linears(loaded, native_library)
+    adapter = read_adapter("a@1", files_of(tmp_path / "a"), packed, max_rank=16)
+
+    (logits,) = Served(packed, {"a@1": adapter}).last_logits(TEXTS[:1], ["a@1"])
+
+    assert difference(logits_of(oracle, TEXTS[0])[-2:], logits) < TOLERANCE
