@@ -10,6 +10,7 @@ from splitserve_adapters.adapter_files import (
     digest_of,
     is_adapter_folder,
     parse_adapters,
+    read_adapters_file,
     reference_of,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "digest_of",
     "is_adapter_folder",
     "parse_adapters",
+    "read_adapters_file",
     "reference_of",
 ]
