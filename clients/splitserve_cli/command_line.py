@@ -7,7 +7,7 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, TextIO, TypeVar
@@ -143,6 +143,12 @@ async def ask(
                 raise
     async with AsyncClient(arguments.cluster_address, config) as operators:
         return await question(operators)
+
+
+def aligned(cells: Sequence[str], alignment: str) -> list[str]:
+    """Returns the cells of a column of a table, padded to one width. `alignment`: `<` or `>`."""
+    width = max(map(len, cells))
+    return [f"{cell:{alignment}{width}}" for cell in cells]
 
 
 # -- model output on a terminal --------------------------------------------------------------------

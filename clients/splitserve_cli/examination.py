@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
+from splitserve_cli.checks.adapters import check_adapters
 from splitserve_cli.checks.cluster import check_executors, check_model
 from splitserve_cli.checks.connection import TlsWords, check_connection
 from splitserve_cli.checks.finding import (
@@ -111,6 +112,7 @@ def local_findings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
     for address, option in by_address.items():
         yield check_port(option, address, is_running=is_running)
     yield from check_process_files(command, values)
+    yield from check_adapters(values)
     client_files = TlsFiles(arguments.tls_cert, arguments.tls_key, arguments.tls_ca)
     yield from check_tls_files(client_files)
 

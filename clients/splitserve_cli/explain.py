@@ -293,6 +293,7 @@ _BECAUSE: Mapping[str, str] = MappingProxyType(
         "bytes": "its sampling parameters would have exceeded the limit for all rows of {}",
         "share": "its tenant had used its share of {}",
         "adapter_slot": "{} had no free slot for its adapter",
+        "adapter_load": "{} was loading its adapter",
         "pool": "the whole KV cache of {} is too small for it",
         "results": "steps in flight at {} still included it",
         "does_not_fit": "no registered executor could ever run it",

@@ -10,8 +10,9 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
-from splitserve_cli.command_line import add_operators_server, ask, operators_config, run
+from splitserve_cli.command_line import add_operators_server, aligned, ask, operators_config, run
 from splitserve_client import (
+    Adapter,
     AsyncClient,
     CallerNotAllowed,
     CallerUnknown,
@@ -21,10 +22,11 @@ from splitserve_client import (
     ModelNotReady,
 )
 from splitserve_common import printable
-from splitserve_text import SamplingParams
+from splitserve_text import SamplingParams, SplitserveError
 
 # Texts shown in place of the model.
 _NONE_YET = "none yet; no executor has registered"
+_MAX_NAMED = 8
 _NOT_SHOWN = "not shown; it needs a credential of the scope generate or operator"
 
 
@@ -80,9 +82,10 @@ def main(argv: Sequence[str]) -> int:
 async def _show(arguments: argparse.Namespace) -> int:
     config = operators_config(arguments)
     async with AsyncClient(arguments.address, config) as client:
-        model = await _model(client)
+        model, adapters = await _model(client), await _adapters(client)
     executors = await ask(arguments, config, lambda operators: operators.list_executors())
-    sys.stdout.write(_json(model, executors) if arguments.json else _table(model, executors))
+    show = _json if arguments.json else _table
+    sys.stdout.write(show(model, adapters, executors))
     return 0
 
 
@@ -99,7 +102,20 @@ async def _model(client: AsyncClient) -> Model | str:
         return _NOT_SHOWN
 
 
-def _json(model: Model | str, executors: ExecutorList) -> str:
+async def _adapters(client: AsyncClient) -> tuple[Adapter, ...]:
+    """Returns the registered adapters; none where they are not shown, as the model."""
+    try:
+        return await client.list_adapters()
+    except (CallerUnknown, CallerNotAllowed):
+        return ()
+    except SplitserveError as error:
+        # An earlier scheduler, or the address for operators.
+        if error.reason != "METHOD_UNKNOWN":
+            raise
+        return ()
+
+
+def _json(model: Model | str, adapters: Sequence[Adapter], executors: ExecutorList) -> str:
     entries = []
     for executor in executors.executors:
         entry = asdict(executor)
@@ -109,6 +125,7 @@ def _json(model: Model | str, executors: ExecutorList) -> str:
         entries.append(entry)
     content = {
         "model": _model_entry(model) if isinstance(model, Model) else None,
+        "adapters": list(map(asdict, adapters)),
         "executors": entries,
         "num_unassigned_requests": executors.num_unassigned_requests,
         "num_unfitting_requests": executors.num_unfitting_requests,
@@ -136,7 +153,7 @@ def _recommended(model: Model) -> dict[str, float]:
     return {name: value for name, value in params.items() if value != neutral[name]}
 
 
-def _table(model: Model | str, executors: ExecutorList) -> str:
+def _table(model: Model | str, adapters: Sequence[Adapter], executors: ExecutorList) -> str:
     if isinstance(model, str):
         lines = [f"model: {model}"]
     else:
@@ -147,6 +164,10 @@ def _table(model: Model | str, executors: ExecutorList) -> str:
         if recommended := _recommended(model):
             values = ", ".join(f"{name} {value:g}" for name, value in recommended.items())
             lines.append(f"recommended sampling parameters: {values}")
+    if adapters:
+        names = [each.name for each in adapters[:_MAX_NAMED]]
+        more = len(adapters) - len(names)
+        lines.append(printable(f"adapters: {', '.join(names)}") + (f", {more} more" * bool(more)))
     if executors.executors:
         lines += ["", *_rows(executors.executors), *_slow(executors.executors)]
     if executors.num_unassigned_requests:
@@ -160,7 +181,7 @@ def _table(model: Model | str, executors: ExecutorList) -> str:
 def _rows(executors: Sequence[Executor]) -> list[str]:
     """Returns the headings and a line for each executor."""
     columns = [
-        _aligned([heading, *map(str, map(value, executors))], alignment)
+        aligned([heading, *map(str, map(value, executors))], alignment)
         for values, alignment in ((_TEXTS, "<"), (_NUMBERS, ">"))
         for heading, value in values.items()
     ]
@@ -174,8 +195,3 @@ def _slow(executors: Sequence[Executor]) -> list[str]:
         for each in executors
         if each.slow_compute_reason
     ]
-
-
-def _aligned(cells: Sequence[str], alignment: str) -> list[str]:
-    width = max(map(len, cells))
-    return [f"{cell:{alignment}{width}}" for cell in cells]

@@ -22,6 +22,7 @@ commands:
   top        watch requests, steps and KV blocks live
   explain    show why a request waited, was preempted, moved or was refused
   doctor     find problems of this machine and of servers, with remedies
+  adapters   list, load and unload LoRA adapters
   drain      drain executors, so that they can be stopped
   scheduler  run one scheduler process
   executor   run one executor process
@@ -34,7 +35,10 @@ commands:
 `splitserve COMMAND --help` shows the options of a command.
 """
 # Subcommands that are modules of this package.
-_COMMANDS = ("serve", "generate", "info", "top", "explain", "doctor", "drain", "certs", "keys")
+_COMMANDS = (
+    *("serve", "generate", "info", "top", "explain", "doctor", "adapters", "drain", "certs"),
+    "keys",
+)
 # Subcommands that are programs of other packages, which this package does not import.
 _PROGRAMS = MappingProxyType(
     {

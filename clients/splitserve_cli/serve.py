@@ -18,6 +18,7 @@ from typing import TextIO
 from splitserve_cli.serve_config import (
     CannotServe,
     ServeConfig,
+    check_adapters,
     check_callers,
     check_draft_model,
     check_gateway,
@@ -74,6 +75,7 @@ def main(argv: Sequence[str]) -> int:
         check_callers(values)
         check_model(str(values["model"]))
         check_draft_model(values)
+        check_adapters(values)
         listen = claim_address(str(values["listen"]))
         cluster = _claim_cluster(values["cluster_listen"], listen)
         http = None if values["no_http"] else _claim_http(str(values["http"]))

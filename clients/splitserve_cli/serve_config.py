@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from splitserve_adapters import AdapterInvalid
+from splitserve_cli.checks.adapters import check_adapter, named_adapters
 from splitserve_cli.extras import missing_modules
 from splitserve_common import exposed, is_loopback, missing_for_http
 from splitserve_options import BUNDLED_MODEL, NoCheckpoint, Value, find_checkpoint
@@ -128,6 +130,20 @@ def check_draft_model(values: Mapping[str, Value]) -> None:
             f"--draft-model {draft_model} has no effect with --max-run-ahead {max_run_ahead}:"
             " accepted draft tokens are tokens of a step beyond the first; allowed with"
             " --draft-model: 2 or more"
+        )
+
+
+def check_adapters(values: Mapping[str, Value]) -> None:
+    """Raises CannotServe if an adapter that the options name is none, or none can be loaded."""
+    try:
+        adapters = named_adapters(values)
+        for path in adapters.values():
+            check_adapter(path)
+    except AdapterInvalid as error:
+        raise CannotServe(f"adapters: {error}") from error
+    if (adapters or values["adapters_dir"] is not None) and values["max_adapters"] == 0:
+        raise CannotServe(
+            "adapters are given with --max-adapters 0; allowed with adapters: 1 or more"
         )
 
 

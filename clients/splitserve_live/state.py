@@ -135,6 +135,7 @@ _SENTENCES: Mapping[str, str] = MappingProxyType(
         "bytes": "sampling parameters fill their memory",
         "share": "its tenant has used its share while others wait",
         "adapter_slot": "there is no free slot for its adapter",
+        "adapter_load": "its adapter is being loaded",
         "budget": "rows and prompts ahead of it use the token budget of the next step",
         "results": "steps in flight still include it",
         "open_executor": "the executor accepts no requests for now",

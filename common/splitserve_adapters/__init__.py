@@ -11,6 +11,7 @@ from splitserve_adapters.adapter_files import (
     is_adapter_folder,
     parse_adapters,
     read_config,
+    read_adapters_file,
     reference_of,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "is_adapter_folder",
     "parse_adapters",
     "read_config",
+    "read_adapters_file",
     "reference_of",
 ]

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
-from splitserve_common.text import parse_json
+from splitserve_common import parse_json
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -155,6 +155,21 @@ def parse_adapters(entries: Iterable[str]) -> dict[str, Path]:
         # Executors get this path, too, and have another working directory.
         adapters[name] = Path(os.path.expanduser(path)).absolute()
     return adapters
+
+
+def read_adapters_file(file: Path) -> dict[str, Path]:
+    """Returns the adapters in a file of lines `NAME=DIR`, as `parse_adapters` does.
+
+    Ignores empty lines and lines that begin with `#`. Raises AdapterInvalid.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AdapterInvalid(f"{file} cannot be read: {error}") from error
+    try:
+        return parse_adapters(line for line in lines if line.strip() and line.lstrip()[0] != "#")
+    except AdapterInvalid as error:
+        raise AdapterInvalid(f"{file}: {error}") from error
 
 
 def is_adapter_folder(path: Path) -> bool:

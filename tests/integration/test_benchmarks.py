@@ -95,6 +95,18 @@ def test_benchmark_prints_its_figures_when_it_is_run(
     assert all(figures <= result.keys() for result in results)
 
 
+@pytest.mark.thorough("two stacks; `serving` stays")
+def test_adapters_says_what_rows_and_slots_cost(run: Run) -> None:
+    sizes = "--hidden-size 128 --layers 1 --rank 4 --threads 1"
+    rows = "--rows 4 --adapters 2 --tokens 4 --runs 1"
+    many = "--registered 20 --used 4 --max-adapters 2 --requests 8 --short-tokens 2"
+    results, _ = run("adapters", *f"{sizes} {rows} {many}".split())
+    *rates, served = results
+    assert [each["adapters"] for each in rates] == [0, 1, 2]
+    assert all(each["tokens_per_s"] > 0 for each in rates)
+    assert (served["requests"], served["failures"]) == (8, 0)
+
+
 @pytest.mark.thorough("processes that import everything; `serving` stays")
 def test_startup_prints_its_figures_when_it_is_run_as_a_module() -> None:
     done = subprocess.run(

@@ -76,8 +76,8 @@ async def gateway_before(
             operator_schedulers=addresses,
             allow_adapter_loading=allow_adapter_loading,
         )
-        server = await stack.enter_async_context(serving(config))
-        http = httpx2.AsyncClient(base_url=url_of(server), trust_env=False, timeout=PATIENCE_S)
+        gateway = await stack.enter_async_context(serving(config))
+        http = httpx2.AsyncClient(base_url=url_of(gateway), trust_env=False, timeout=PATIENCE_S)
         await stack.enter_async_context(http)
 
         async def are_served() -> tuple[bool, object]:

@@ -19,9 +19,11 @@ from splitserve_gateway.schemas import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    LoadAdapterRequest,
     ResponsesRequest,
     StreamOptions,
     TokenizeRequest,
+    UnloadAdapterRequest,
     ignored_names,
 )
 
@@ -34,6 +36,8 @@ SCHEMAS: list[type[BaseModel]] = [
     TokenizeRequest,
     DetokenizeRequest,
     StreamOptions,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
 ]
 
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from splitserve_client import Adapter, ServerUnreachable
-from splitserve_gateway.upstreams import adapter_lists
-from splitserve_gateway.upstreams.adapter_lists import AdapterLists
+from splitserve_gateway.upstreams import AdapterLists, adapter_lists
 
 
 class Scheduler:

@@ -17,6 +17,7 @@ from splitserve_client import (
     Draining,
     ModelNotReady,
     RetryPolicy,
+    SchedulingParams,
     ServerUnreachable,
     SplitserveError,
     UnreadBudget,
@@ -24,7 +25,7 @@ from splitserve_client import (
 from splitserve_common import StaticDiscovery
 from splitserve_contract import DomainError
 from splitserve_gateway.http import error_of
-from splitserve_gateway.upstreams import Fleet, Upstream
+from splitserve_gateway.upstreams import Fleet, Upstream, UpstreamRequest
 from splitserve_gateway.upstreams import fleet as fleet_module
 from splitserve_gateway.upstreams import upstream as upstream_module
 from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, expected_tokens, start
@@ -132,6 +133,19 @@ async def test_request_is_refused_when_no_scheduler_takes_any(
             await running.generate()
         # Each was asked once; nobody was asked again and again.
         assert running.num_requests == [1, 1, 1]
+
+
+async def test_request_fails_when_no_other_scheduler_has_its_adapter() -> None:
+    async with schedulers(2) as running:
+        first, second = running.fakes
+        first.before_request = refuse("DRAINING")
+        second.adapter_refusal = "ADAPTER_UNKNOWN"
+        upstream, served = running.fleet.choose(None)
+        scheduling = SchedulingParams(adapter="formal")
+        request = UpstreamRequest(upstream, PROMPT, PARAMS, scheduling, served.model.digest)
+        with pytest.raises(ServerUnreachable, match="lacks its adapter"):
+            await anext(request.events())
+        assert [each.adapter for each in second.requests] == ["formal"]
 
 
 @pytest.mark.usefixtures("asked_often")

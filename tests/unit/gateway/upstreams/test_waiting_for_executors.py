@@ -142,6 +142,17 @@ async def test_new_request_waits_for_executors_of_lost_scheduler() -> None:
         assert running.num_requests == [0, 1]
 
 
+async def test_request_of_an_adapter_waits_for_executors_of_lost_scheduler() -> None:
+    async with second_without_executor() as running:
+        await running.servers[0].server.stop(None)
+        await running.until(lambda: not running.fleet.reachable())
+        waiting = asyncio.create_task(running.fleet.wait_read("formal"))
+        await looked(running)
+        assert not waiting.done()
+        have_executors(running.fakes[1])
+        await waiting
+
+
 async def test_request_resumes_when_its_scheduler_restarted() -> None:
     async with second_without_executor() as running:
         await stop_first(running)
