@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from executor_service.decoders.decoder import DecoderModel, try_decoder
+from executor_service.decoders.decoder import try_decoder
 from executor_service.decoders.llama_config import (
     decoder_shape,
     linear_weights,
@@ -26,22 +26,45 @@ from executor_service.decoders.llama_config import (
     why_not_llama,
 )
 from executor_service.device import KVCache
-from executor_service.model import InputBatch, LoadedModel, PassRows, QuantizedLinear, TakeStates
+from executor_service.model import (
+    AdaptedTokens,
+    Adapter,
+    InputBatch,
+    LoadedModel,
+    PassRows,
+    QuantizedLinear,
+    TakeStates,
+)
 from splitserve_kernels.cpu import (
     DTYPES,
     DecoderPools,
+    NativeAdapter,
     NativeDecoder,
     NativeLibrary,
     RevealedStates,
     RunInput,
+    StepAdapters,
 )
 from splitserve_kernels.decoder_inputs import RunRows
+from splitserve_kernels.low_rank_update import AdapterWeights, LayerUpdates
 from splitserve_kernels.paged_batch import PagedBatch
 
 _log = logging.getLogger(__name__)
 
 # Positions by which the table of the rotary embedding grows.
 _ROTATION_STEP = 4096
+
+_HEAD = "lm_head"
+# Names of the matrices of a layer, in the order of the fields of LayerUpdates.
+_LAYER_MATRICES = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
 
 
 def why_not_native(loaded: LoadedModel) -> str | None:
@@ -113,6 +136,8 @@ class NativeModel:
         model: Any = loaded.model
         self._loaded = loaded
         self._bound: tuple[weakref.ref[KVCache], DecoderPools] | None = None
+        # An adapter's packed numbers are freed with it.
+        self._adapters = weakref.WeakKeyDictionary[Adapter, NativeAdapter]()
         self._rotation = rotation(loaded, 0, _ROTATION_STEP)
         self._decoder = NativeDecoder(
             library,
@@ -154,9 +179,10 @@ class NativeModel:
         index: Tensor,
         cache: KVCache,
         revealed: RevealedStates | None = None,
+        adapted: AdaptedTokens | None = None,
     ) -> Tensor:
         rotation = self._rotation_up_to(paged.max_num_tokens)
-        return self._run(input_ids, positions, rotation, paged, index, cache, revealed)
+        return self._run(input_ids, positions, rotation, paged, index, cache, revealed, adapted)
 
     def run_with_rotation(
         self,
@@ -179,6 +205,7 @@ class NativeModel:
             first.token_ids,
             computed.astype(np.int32),
             np.ascontiguousarray(first.block_tables, np.int32),
+            self._step_adapters(first.adapted),
         )
         rotation = self._rotation_up_to(int((computed + rows.num_tokens).max()))
         pools = self._pools_of(cache)
@@ -193,11 +220,50 @@ class NativeModel:
         index: Tensor,
         cache: KVCache,
         revealed: RevealedStates | None = None,
+        adapted: AdaptedTokens | None = None,
     ) -> Tensor:
         """Computes logits. `positions`: [T] int64, index of each token's angles in `rotation`."""
-        pools = self._pools_of(cache)
-        logits = self._decoder.run(input_ids, positions, rotation, paged, pools, index, revealed)
+        logits = self._decoder.run(
+            input_ids,
+            positions,
+            rotation,
+            paged,
+            self._pools_of(cache),
+            index,
+            revealed,
+            self._step_adapters(adapted),
+        )
         return logits[:, : self._loaded.vocab_size]
+
+    def prepare_adapter(self, adapter: Adapter) -> NativeAdapter:
+        """Returns the packed form of `adapter`, which is kept as long as `adapter`.
+
+        It takes about the memory of `adapter` again. Raises RuntimeError or ValueError if a matrix
+        of the adapter has another name or other sizes than the model's.
+        """
+        native = self._adapters.get(adapter)
+        if native is None:
+            native = self._decoder.pack_adapter(self._adapter_weights(adapter))
+            self._adapters[adapter] = native
+        return native
+
+    def _adapter_weights(self, adapter: Adapter) -> AdapterWeights:
+        updates = dict(adapter.updates)
+        layers = [
+            LayerUpdates(*(updates.pop(f"model.layers.{i}.{m}", None) for m in _LAYER_MATRICES))
+            for i in range(len(self._loaded.layers))
+        ]
+        head = updates.pop(_HEAD, None)
+        if updates:
+            raise ValueError(f"the decoder has no {next(iter(updates))}")
+        own_embedding, own_head = adapter.own_embedding, adapter.own_head
+        return AdapterWeights(layers, head, adapter.embedding, own_embedding, own_head)
+
+    def _step_adapters(self, adapted: AdaptedTokens | None) -> StepAdapters | None:
+        if adapted is None:
+            return None
+        adapters = [self.prepare_adapter(adapter) for adapter in adapted.adapters]
+        return StepAdapters(adapters, np.ascontiguousarray(adapted.of_token, np.int32))
 
     def _rotation_up_to(self, num_positions: int) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines of at least `num_positions`, [.., rotary_dim / 2] each."""
@@ -217,30 +283,42 @@ class NativeModel:
 
 
 class NativePagedModel:
-    """A native model with its pools. A RunningModel and a RevealingModel."""
+    """A native model with its pools. A RunningModel and a RevealingModel.
+
+    Each row may have an adapter.
+    """
+
+    takes_adapters = True
 
     def __init__(self, native: NativeModel, cache: KVCache) -> None:
         self._native = native
         self._cache = cache
-        self._stepwise = DecoderModel(native, cache)
         self._revealed: tuple[npt.NDArray[np.int32], TakeStates] | None = None
 
     def logits(self, batch: InputBatch) -> Tensor:
-        if self._revealed is None:
-            return self._stepwise.logits(batch)
-        layers, take = self._revealed
         token_ids, paged = batch.input_ids[0], batch.paged
-        states = torch.empty(len(layers), len(token_ids), self._native.width)
+        revealed = None
+        if self._revealed is not None:
+            layers, _ = self._revealed
+            states = torch.empty(len(layers), len(token_ids), self._native.width)
+            revealed = RevealedStates(layers, states)
         logits = self._native.run(
             token_ids,
             batch.position_ids[0],
             paged,
             batch.logits_index,
             self._cache,
-            RevealedStates(layers, states),
+            revealed,
+            batch.rows.adapted,
         )
-        take(states, paged.slot_mapping)
+        if revealed is not None and self._revealed is not None:
+            _, take = self._revealed
+            take(revealed.states, paged.slot_mapping)
         return logits
+
+    def prepare_adapter(self, adapter: Adapter) -> None:
+        """Packs `adapter` now, so that the first step with it need not. See NativeModel."""
+        self._native.prepare_adapter(adapter)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return self._native.embed(token_ids)

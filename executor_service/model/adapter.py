@@ -1,7 +1,6 @@
 """A loaded LoRA adapter: what it changes in each module of the model; the tokens that have one.
 
-Shape letters: I inputs of a module, O outputs, r rank, V vocabulary, W width of the model, T input
-tokens of a pass.
+Shape letters: r rank, V vocabulary, W width of the model, T input tokens of a pass.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from executor_service.steps import Int32Array
+from splitserve_kernels.low_rank_update import LowRankUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +41,9 @@ def no_base_tensor(_name: str) -> Tensor | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class LowRankUpdate:
-    """What is added to the outputs of a linear layer: `scale` * up (down x) + `bias`.
-
-    `down`: [r, I], `up`: [O, r], both contiguous and in the model's dtype. `bias`: [O] float32,
-    None for none: what is added to the layer's own bias. `gain`: [O] float32, None for all 1
-    (DoRA): the product of weights and inputs, without bias, and the low-rank part are multiplied by
-    it.
-    """
-
-    down: Tensor
-    up: Tensor
-    scale: float
-    bias: Tensor | None = None
-    gain: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
-    """A loaded adapter. `name`: its name for rows.
+    """A loaded adapter. `name`: its name for rows. Equal only to itself.
 
     `updates`: of linear layers, by `Target.name`; the output head is one of them. `embedding`: of
     the token embedding; `down` is [r, V] there, and a column is looked up. It changes the weights:

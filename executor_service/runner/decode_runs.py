@@ -39,6 +39,7 @@ class DecodeRuns:
         self._loaded = loaded
         self._model = model if isinstance(model, RunningModel) else None
         self._batches = batches
+        self._takes_adapters = bool(getattr(model, "takes_adapters", False))
 
     @property
     def is_possible(self) -> bool:
@@ -51,11 +52,17 @@ class DecodeRuns:
         return (
             step.cross is None
             and step.grammars is None
-            and not any(step.adapters)
+            and self._can_adapt(step)
             and not params.adjusts_logits.any()
             and not (params.num_logprobs >= 0).any()
             and not (params.num_prompt_logprobs >= 0).any()
         )
+
+    def _can_adapt(self, step: StepInput) -> bool:
+        """Returns whether no row of `step` has an adapter that the model lacks."""
+        if not any(step.adapters):
+            return True
+        return self._takes_adapters and not self._batches.missing_adapters(step)
 
     def serves(self, step: StepInput) -> bool:
         """Returns whether `run` can take `step`.

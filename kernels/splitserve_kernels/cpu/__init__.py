@@ -9,6 +9,7 @@ from splitserve_kernels.cpu.library import (
     _torch_openmp,
     load_library,
 )
+from splitserve_kernels.cpu.low_rank import NativeAdapter, StepAdapters
 from splitserve_kernels.cpu.operations import (
     NativeAttention,
     PackedLinear,
@@ -25,12 +26,14 @@ __all__ = [
     "STEP_PARTS",
     "DecoderPools",
     "GroupPart",
+    "NativeAdapter",
     "NativeAttention",
     "NativeDecoder",
     "NativeLibrary",
     "PackedLinear",
     "RevealedStates",
     "RunInput",
+    "StepAdapters",
     "WeightRows",
     "_torch_openmp",
     "choose_tokens",

@@ -29,6 +29,12 @@ from splitserve_kernels.cpu.library import (
     NativeLibrary,
     pointer,
 )
+from splitserve_kernels.cpu.low_rank import (
+    NativeAdapter,
+    StepAdapters,
+    pack_embedding_update,
+    pack_update,
+)
 from splitserve_kernels.cpu.operations import (
     PackedLinear,
     WeightRows,
@@ -38,6 +44,7 @@ from splitserve_kernels.cpu.operations import (
 )
 from splitserve_kernels.cpu.sampling import draws_as_c
 from splitserve_kernels.decoder_inputs import DecoderShape, LayerWeights, LinearWeights, RunRows
+from splitserve_kernels.low_rank_update import AdapterWeights
 from splitserve_kernels.packed_weight import NotPackable
 from splitserve_kernels.paged_batch import PagedBatch
 
@@ -58,12 +65,14 @@ class RunInput:
     """First input of the rows of a multi-token run. All arrays are contiguous.
 
     `token_ids`: [R] int64, one input token each. `num_computed_tokens`: [R] int32, tokens before
-    it. `block_tables`: [R, M] int32, with the slots of all tokens that are written.
+    it. `block_tables`: [R, M] int32, with the slots of all tokens that are written. `adapted`: rows
+    that have an adapter, None for none.
     """
 
     token_ids: npt.NDArray[np.int64]
     num_computed_tokens: npt.NDArray[np.int32]
     block_tables: npt.NDArray[np.int32]
+    adapted: StepAdapters | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +158,7 @@ class NativeDecoder:
         pools: DecoderPools,
         logits_index: Tensor,
         revealed: RevealedStates | None = None,
+        adapted: StepAdapters | None = None,
     ) -> Tensor:
         """Computes all tokens of `batch`, writes their keys and values, returns logits [S, V].
 
@@ -179,6 +189,7 @@ class NativeDecoder:
             step.revealed = revealed.layers.ctypes.data
             step.states = pointer(revealed.states)
             step.num_revealed = len(revealed.layers)
+        _add_adapters(step, adapted)
         self._library.call("decode", self._dtype, ctypes.byref(self._decoder), ctypes.byref(step))
         return logits
 
@@ -215,6 +226,7 @@ class NativeDecoder:
             block_size=pools.block_size,
             num_threads=torch.get_num_threads(),
         )
+        _add_adapters(step, first.adapted)
         run = CDecoderRun(
             draws=draws_as_c(rows.draws),
             num_tokens=rows.num_tokens.ctypes.data,
@@ -227,6 +239,51 @@ class NativeDecoder:
         arguments = (self._decoder, step, run)
         self._library.call("decode_run", self._dtype, *(ctypes.byref(each) for each in arguments))
         return tokens
+
+    def pack_adapter(self, weights: AdapterWeights) -> NativeAdapter:
+        """Returns the adapter as `run` and `run_on` take it. Copies all but `own_embedding`.
+
+        Raises RuntimeError or ValueError if a matrix has other sizes than the decoder's.
+        """
+        shape, library, dtype = self._shape, self._library, self._dtype
+        heads, kv_heads = (
+            num_heads * shape.head_dim for num_heads in (shape.num_heads, shape.num_kv_heads)
+        )
+        qkv = _joined_places(heads, kv_heads, kv_heads)
+        residual = _joined_places(shape.width)
+        gate_up, _ = _interleaved_places(shape.mlp_width, library.panel // 2)
+        linears = []
+        for layer in weights.layers:
+            linears += [
+                pack_update(library, parts, places, num_inputs, dtype)
+                for parts, places, num_inputs in (
+                    ((layer.query, layer.key, layer.value), qkv, shape.width),
+                    ((layer.attention_output,), residual, heads),
+                    ((layer.gate, layer.up), gate_up, shape.width),
+                    ((layer.down,), residual, shape.mlp_width),
+                )
+            ]
+        logits = _joined_places(self._head.num_outputs)
+        linears.append(pack_update(library, [weights.head], logits, shape.width, dtype))
+        embedding = pack_embedding_update(library, weights.embedding, dtype)
+        own_embedding = weights.own_embedding
+        if own_embedding is not None:
+            self._check_own(own_embedding)
+            own_embedding = own_embedding.detach().to(dtype).contiguous()
+        return NativeAdapter(linears, embedding, own_embedding, self._own_head(weights.own_head))
+
+    def _own_head(self, own: Tensor | None) -> PackedLinear | None:
+        if own is None:
+            return None
+        self._check_own(own)
+        bias = self._head.bias
+        rows = WeightRows.of(own.to(self._dtype))
+        return pack(self._library, rows, None if bias is None else bias[: len(own)])
+
+    def _check_own(self, own: Tensor) -> None:
+        expected = (self._head.num_outputs, self._shape.width)
+        if own.shape != expected:
+            raise ValueError(f"weights of an adapter are {list(own.shape)}; allowed: {expected}")
 
     @property
     def width(self) -> int:
@@ -286,19 +343,13 @@ class NativeDecoder:
 
     def _joined(self, *parts: LinearWeights) -> PackedLinear:
         """Packs matrices with the same input, outputs one after the other."""
-        ends = np.cumsum([part.num_outputs for part in parts])
-        places = [
-            np.arange(end - part.num_outputs, end) for part, end in zip(parts, ends, strict=True)
-        ]
-        return self._packed(parts, places, int(ends[-1]))
+        places = _joined_places(*(part.num_outputs for part in parts))
+        return self._packed(parts, places, int(places[-1][-1]) + 1)
 
     def _interleaved(self, gate: LinearWeights, up: LinearWeights) -> PackedLinear:
         """Packs gate and up projection, half a panel of outputs of each in turn."""
-        half = self._library.panel // 2
-        index = np.arange(gate.num_outputs)
-        places = index + index // half * half
-        padded = -(-gate.num_outputs // half) * half
-        return self._packed((gate, up), [places, places + half], 2 * padded)
+        places, num_outputs = _interleaved_places(gate.num_outputs, self._library.panel // 2)
+        return self._packed((gate, up), places, num_outputs)
 
     def _packed(
         self,
@@ -349,6 +400,26 @@ class NativeDecoder:
         except NotPackable as error:
             self.dequantized[str(error)] += len(stored)
             return None
+
+
+def _joined_places(*counts: int) -> list[npt.NDArray[np.int64]]:
+    """Returns the places of the outputs of matrices that follow each other."""
+    ends = np.cumsum(counts)
+    return [np.arange(end - count, end) for count, end in zip(counts, ends, strict=True)]
+
+
+def _interleaved_places(count: int, half: int) -> tuple[list[npt.NDArray[np.int64]], int]:
+    """Returns the places of two matrices' outputs, `half` of each in turn, and the outputs."""
+    index = np.arange(count)
+    places = index + index // half * half
+    return [places, places + half], 2 * -(-count // half) * half
+
+
+def _add_adapters(step: CDecoderStep, adapted: StepAdapters | None) -> None:
+    if adapted is not None:
+        step.adapters = adapted.addresses.ctypes.data
+        step.of_token = adapted.of_token.ctypes.data
+        step.num_adapters = len(adapted.adapters)
 
 
 def _norm(weight: Tensor) -> Tensor:

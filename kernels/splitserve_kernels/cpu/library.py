@@ -155,6 +155,33 @@ class CDecoder(ctypes.Structure):
     )
 
 
+class CLowRank(ctypes.Structure):
+    """Mirrors `LowRank` in low_rank.h."""
+
+    _fields_ = (
+        ("down", _Pointer),
+        ("scales", _Pointer),
+        ("up", _Pointer),
+        ("starts", _Pointer),
+        ("first_words", _Pointer),
+        ("num_words", _Pointer),
+        ("bias", _Pointer),
+        ("gain", _Pointer),
+        ("num_ranks", _I32),
+    )
+
+
+class CAdapter(ctypes.Structure):
+    """Mirrors `Adapter` in low_rank.h."""
+
+    _fields_ = (
+        ("linears", _Pointer),
+        ("embedding", CLowRank),
+        ("own_embedding", _Pointer),
+        ("own_head", _Pointer),
+    )
+
+
 class CDecoderStep(ctypes.Structure):
     """Mirrors `DecoderStep` in decoder.h."""
 
@@ -173,11 +200,14 @@ class CDecoderStep(ctypes.Structure):
         ("part_ns", _Pointer),
         ("revealed", _Pointer),
         ("states", _Pointer),
+        ("adapters", _Pointer),
+        ("of_token", _Pointer),
         ("num_tokens", _I32),
         ("num_logits", _I32),
         ("block_size", _I32),
         ("num_threads", _I32),
         ("num_revealed", _I32),
+        ("num_adapters", _I32),
     )
 
 
@@ -217,6 +247,7 @@ class NativeLibrary:
         self.part_ns: Tensor | None = None
         self._library = ctypes.CDLL(str(path))
         self.panel = int(self._library.splitserve_panel())
+        self.lanes = int(self._library.splitserve_lanes())
 
     def group_panel_bytes(self, kind: int, num_inputs: int) -> int:
         """Returns the bytes of a panel of a kind of groups (group_weights.h)."""

@@ -7,11 +7,13 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "attention.h"
 #include "elementwise.h"
 #include "gemm.h"
+#include "low_rank.h"
 #include "step_clock.h"
 #include "tasks.h"
 #include "weights_ahead.h"
@@ -50,7 +52,8 @@ struct Decoder {
 // each layer's pool, blocks `block_stride` numbers apart. `logits_index`: [S], tokens whose logits
 // are wanted; `logits`: [S, V], written. `part_ns`: see StepClock. `revealed`: `num_revealed`
 // indexes of layers, `num_layers` for what is behind the last; `states`: [num_revealed, T, W],
-// written: the residual stream before each of these.
+// written: the residual stream before each of these. `adapters`: `num_adapters` of them; `of_token`:
+// [T], the index of each token's adapter, -1 for none.
 struct DecoderStep {
   const int64_t *token_ids, *positions, *slots, *logits_index;
   const float *cosines, *sines;
@@ -62,8 +65,20 @@ struct DecoderStep {
   int64_t* part_ns;
   const int32_t* revealed;
   float* states;
-  int32_t num_tokens, num_logits, block_size, num_threads, num_revealed;
+  const Adapter* const* adapters;
+  const int32_t* of_token;
+  int32_t num_tokens, num_logits, block_size, num_threads, num_revealed, num_adapters;
 };
+
+constexpr int kLayerLinears = 4;
+
+// The adapters of a step; null if it has none.
+inline std::unique_ptr<AdaptedPass> adapted_pass(const Decoder& decoder, const DecoderStep& step) {
+  if (!step.num_adapters) return nullptr;
+  return std::make_unique<AdaptedPass>(step.adapters, step.num_adapters, step.of_token,
+                                       step.num_tokens, step.logits_index, step.num_logits,
+                                       decoder.num_layers * kLayerLinears + 1);
+}
 
 // Intermediate values of a step, kept from step to step.
 template <class T>
@@ -72,8 +87,11 @@ struct DecoderScratch {
   std::vector<float> slots;                   // of the attention plan
   std::vector<T> normed, qkv, attended, mlp;  // [T, W], [T, (H + 2G) D], [T, H D], [T, I]
   PreparedRows<T> prepared;                   // of the matrix that is multiplied with
+  std::vector<T> shrunk;                      // [T, ranks], of its updates
 
-  void reserve(const Decoder& decoder, int num_tokens, int num_logits, int num_slots) {
+  // `adapted`: see adapted_pass.
+  void reserve(const Decoder& decoder, int num_tokens, int num_logits, int num_slots,
+               const AdaptedPass* adapted) {
     const size_t tokens = num_tokens;
     grow(slots, num_slots * slot_size(decoder.num_heads / decoder.num_kv_heads, decoder.head_dim));
     grow(residual, tokens * decoder.width);
@@ -82,6 +100,7 @@ struct DecoderScratch {
     grow(qkv, tokens * num_heads * decoder.head_dim);
     grow(attended, tokens * decoder.num_heads * decoder.head_dim);
     grow(mlp, tokens * decoder.mlp_width);
+    if (adapted) grow(shrunk, std::max<size_t>(tokens, num_logits) * adapted->most_ranks);
     prepared.reserve(decoder.head, num_logits);
     for (int i = 0; i < decoder.num_layers; ++i) {
       const DecoderLayer& layer = decoder.layers[i];
@@ -99,15 +118,18 @@ struct DecoderScratch {
   }
 };
 
-// One thread's part of a step; all threads of the region make the same calls.
+// One thread's part of a step; all threads of the region make the same calls. `adapted`: see
+// adapted_pass.
 template <class T>
 class DecoderWorker {
  public:
   DecoderWorker(const Decoder& decoder, const DecoderStep& step, const AttentionPlan& plan,
-                DecoderScratch<T>& scratch, Phases& phases, StepClock& clock)
+                const AdaptedPass* adapted, DecoderScratch<T>& scratch, Phases& phases,
+                StepClock& clock)
       : decoder_(decoder),
         step_(step),
         plan_(plan),
+        adapted_(adapted),
         scratch_(scratch),
         phases_(phases),
         clock_(clock) {
@@ -115,8 +137,11 @@ class DecoderWorker {
     qkv_width_ = num_heads * decoder.head_dim;
   }
 
-  static int num_phases(const Decoder& decoder, const DecoderStep& step) {
-    return decoder.num_layers * 11 + 3 + step.num_revealed;
+  static int num_phases(const Decoder& decoder, const DecoderStep& step,
+                        const AdaptedPass* adapted) {
+    const int num_phases = decoder.num_layers * 11 + 3 + step.num_revealed;
+    if (!adapted) return num_phases;
+    return num_phases + decoder.num_layers * kLayerLinears + int(adapted->heads.size()) * 3;
   }
 
   void run() {
@@ -126,21 +151,21 @@ class DecoderWorker {
       const DecoderLayer& layer = decoder_.layers[i];
       ahead_.expect(layer.attention_output);
       reveal(i);
-      project_qkv(layer);
+      project_qkv(layer, i * kLayerLinears);
       lap(kQkv);
       store_keys_and_values(layer, i);
       lap(kKvWrite);
       attend(layer, i);
       lap(kAttention);
       ahead_.expect(layer.gate_up);
-      add_projection(layer.attention_output, scratch_.attended.data(),
+      add_projection(layer.attention_output, i * kLayerLinears + 1, scratch_.attended.data(),
                      decoder_.num_heads * decoder_.head_dim);
       lap(kAttentionOutput);
       ahead_.expect(layer.down);
-      project_gate_up(layer);
+      project_gate_up(layer, i * kLayerLinears + 2);
       lap(kGateUp);
       ahead_.expect(i + 1 < decoder_.num_layers ? decoder_.layers[i + 1].qkv : decoder_.head);
-      add_projection(layer.down, scratch_.mlp.data(), decoder_.mlp_width);
+      add_projection(layer.down, i * kLayerLinears + 3, scratch_.mlp.data(), decoder_.mlp_width);
       lap(kDown);
     }
     ahead_.expect(decoder_.layers[0].qkv);
@@ -179,11 +204,15 @@ class DecoderWorker {
     if (!table) unpacked.resize(decoder_.width);
     for_tokens(step_.num_tokens, [&](int token) {
       const int64_t id = step_.token_ids[token];
-      const T* row = table ? table + size_t(id) * decoder_.width : unpacked.data();
-      if (!table) unpack_output(decoder_.packed_embedding, int(id), unpacked.data());
+      const Adapter* adapter = adapted_ ? adapted_->tokens.of_row(token) : nullptr;
+      const bool has_own = adapter && adapter->own_embedding;
+      const T* from = has_own ? static_cast<const T*>(adapter->own_embedding) : table;
+      const T* row = from ? from + size_t(id) * decoder_.width : unpacked.data();
+      if (!from) unpack_output(decoder_.packed_embedding, int(id), unpacked.data());
       for_vectors(decoder_.width, [&](int i, int count) {
         store_up_to(residual(token) + i, load_up_to(row + i, count), count);
       });
+      if (adapter) update_embedding<T>(adapter->embedding, id, decoder_.width, residual(token));
     });
   }
 
@@ -198,12 +227,21 @@ class DecoderWorker {
     }
   }
 
+  // What the adapters of `rows` (null for none) change in matrix `index` of Adapter::linears.
+  RowUpdates<T> updates_of(const Linear& linear, int index, const AdaptedRows* rows) {
+    if (!rows) return RowUpdates<T>();
+    return RowUpdates<T>(*rows, index, linear.num_inputs, scratch_.shrunk.data(),
+                         adapted_->most_ranks);
+  }
+
+  const AdaptedRows* adapted_tokens() const { return adapted_ ? &adapted_->tokens : nullptr; }
+
   // Multiplies `num_rows` rows of the residual, the tokens token_of(0), token_of(1), .., with
-  // `linear` when they are normalized. Of a few rows, each thread that has a task makes its own:
+  // `linear` when they are normalized, and updates the products. Of a few rows, each thread that has a task makes its own:
   // that takes no longer than to wait for another's.
   template <class TokenOf, class Finish>
-  void multiply_normed(const Linear& linear, const float* norm, int num_rows, TokenOf token_of,
-                       Finish finish) {
+  void multiply_normed(const Linear& linear, const RowUpdates<T>& updates, const float* norm,
+                       int num_rows, TokenOf token_of, Finish finish) {
     thread_local std::vector<T> of_thread;
     thread_local PreparedRows<T> prepared_of_thread;
     std::vector<T>& own = of_thread;
@@ -222,21 +260,31 @@ class DecoderWorker {
       input = shared;
       prepared = &scratch_.prepared;
     }
+    const auto normed = [&] {
+      if (input) return input;
+      if (own.size() < num_rows * width) own.resize(num_rows * width);
+      own_prepared.reserve(linear, num_rows);
+      for (int i = 0; i < num_rows; ++i) prepare(i, own.data(), own_prepared);
+      return input = own.data();
+    };
+    shrink(updates, normed, width);
     run_phase(num_tasks(linear, num_rows), [&](int task) {
-      if (!input) {
-        if (own.size() < num_rows * width) own.resize(num_rows * width);
-        own_prepared.reserve(linear, num_rows);
-        for (int i = 0; i < num_rows; ++i) prepare(i, own.data(), own_prepared);
-        input = own.data();
-      }
-      multiply_task(linear, task, input, width, *prepared, num_rows, finish);
+      multiply_task(linear, task, normed(), width, *prepared, num_rows, updates, finish);
     });
+  }
+
+  // `input`: returns where rows begin, `stride` numbers apart.
+  template <class Input>
+  void shrink(const RowUpdates<T>& updates, Input input, size_t stride) {
+    if (!updates.num_tasks()) return;
+    run_phase(updates.num_tasks(), [&](int task) { updates.shrink(task, input(), stride); });
   }
 
   static int itself(int token) { return token; }
 
-  void project_qkv(const DecoderLayer& layer) {
-    multiply_normed(layer.qkv, layer.input_norm, step_.num_tokens, itself,
+  void project_qkv(const DecoderLayer& layer, int index) {
+    multiply_normed(layer.qkv, updates_of(layer.qkv, index, adapted_tokens()), layer.input_norm,
+                    step_.num_tokens, itself,
                     [&](int token, int output, const Floats* sums) {
                       T* to = scratch_.qkv.data() + size_t(token) * qkv_width_;
                       for (int v = 0; v < kPanelVectors; ++v, output += kLanes) {
@@ -291,7 +339,7 @@ class DecoderWorker {
                        [&](int count, auto run) { run_phase(count, run); });
   }
 
-  void add_projection(const Linear& linear, const T* input, int input_width) {
+  void add_projection(const Linear& linear, int index, const T* input, int input_width) {
     thread_local PreparedRows<T> prepared_of_thread;
     PreparedRows<T>& own_prepared = prepared_of_thread;
     const int num_rows = step_.num_tokens;
@@ -305,13 +353,15 @@ class DecoderWorker {
       prepared = &scratch_.prepared;
       is_prepared = true;
     }
+    const RowUpdates<T> updates = updates_of(linear, index, adapted_tokens());
+    shrink(updates, [&] { return input; }, input_width);
     run_phase(num_tasks(linear, num_rows), [&](int task) {
       if (!is_prepared) {
         own_prepared.reserve(linear, num_rows);
         for (int i = 0; i < num_rows; ++i) prepare(i, own_prepared);
         is_prepared = true;
       }
-      multiply_task(linear, task, input, input_width, *prepared, num_rows,
+      multiply_task(linear, task, input, input_width, *prepared, num_rows, updates,
                     [&](int token, int output, const Floats* sums) {
                       float* to = residual(token);
                       for (int v = 0; v < kPanelVectors; ++v, output += kLanes) {
@@ -325,8 +375,9 @@ class DecoderWorker {
     });
   }
 
-  void project_gate_up(const DecoderLayer& layer) {
-    multiply_normed(layer.gate_up, layer.mlp_norm, step_.num_tokens, itself,
+  void project_gate_up(const DecoderLayer& layer, int index) {
+    multiply_normed(layer.gate_up, updates_of(layer.gate_up, index, adapted_tokens()),
+                    layer.mlp_norm, step_.num_tokens, itself,
                     [&](int token, int output, const Floats* sums) {
                       constexpr int kHalf = kPanelVectors / 2;
                       T* to = scratch_.mlp.data() + size_t(token) * decoder_.mlp_width;
@@ -339,11 +390,24 @@ class DecoderWorker {
   }
 
   void read_out() {
+    if (!adapted_) {
+      return read_out(decoder_.head, nullptr, step_.num_logits, [](int i) { return i; });
+    }
+    for (const HeadRows& of_head : adapted_->heads) {
+      read_out(of_head.head ? *of_head.head : decoder_.head, &of_head.adapted,
+               int(of_head.rows.size()), [&](int i) { return of_head.rows[i]; });
+    }
+  }
+
+  // Rows row_of(0), row_of(1), .. of the logits.
+  template <class RowOf>
+  void read_out(const Linear& head, const AdaptedRows* adapted, int num_rows, RowOf row_of) {
     const int vocab_size = decoder_.head.num_outputs;
-    multiply_normed(decoder_.head, decoder_.final_norm, step_.num_logits,
-                    [&](int i) { return int(step_.logits_index[i]); },
-                    [&](int row, int output, const Floats* sums) {
-                      float* to = step_.logits + size_t(row) * vocab_size;
+    multiply_normed(head, updates_of(head, decoder_.num_layers * kLayerLinears, adapted),
+                    decoder_.final_norm, num_rows,
+                    [&](int i) { return int(step_.logits_index[row_of(i)]); },
+                    [&](int i, int output, const Floats* sums) {
+                      float* to = step_.logits + size_t(row_of(i)) * vocab_size;
                       for (int v = 0; v < kPanelVectors; ++v, output += kLanes) {
                         const int count = std::min(kLanes, vocab_size - output);
                         if (count > 0) store_up_to(to + output, sums[v], count);
@@ -354,6 +418,7 @@ class DecoderWorker {
   const Decoder& decoder_;
   const DecoderStep& step_;
   const AttentionPlan& plan_;
+  const AdaptedPass* adapted_;
   DecoderScratch<T>& scratch_;
   Phases& phases_;
   StepClock& clock_;

@@ -28,9 +28,10 @@ struct DecoderRun {
 struct RunPass {
   std::vector<int32_t> rows;  // which of the run these are
   std::vector<int64_t> token_ids, positions, slots, logits_index;
-  std::vector<int32_t> num_computed, query_starts, block_tables;
+  std::vector<int32_t> num_computed, query_starts, block_tables, of_token;
   DecoderStep step{};
   AttentionPlan plan;
+  std::unique_ptr<AdaptedPass> adapted;
   std::unique_ptr<Phases> phases;
 };
 
@@ -38,7 +39,7 @@ template <class T>
 class DecoderRunner {
  public:
   // `first`: the first pass. Of its rows `block_tables`, `num_computed` and `table_stride` are
-  // read, and its `token_ids`; each row has one. `logits` has a line for each.
+  // read, and its `token_ids` and `of_token`; each row has one. `logits` has a line for each.
   DecoderRunner(const Decoder& decoder, const DecoderStep& first, const DecoderRun& run,
                 DecoderScratch<T>& scratch)
       : decoder_(decoder),
@@ -54,7 +55,8 @@ class DecoderRunner {
     complete(pass, first.rows);
     const int num_slots = AttentionPlanner::most_slots(first.rows, run.max_num_tokens,
                                                        decoder.num_kv_heads);
-    scratch.reserve(decoder, first.rows.num_rows, first.rows.num_rows, num_slots);
+    scratch.reserve(decoder, first.rows.num_rows, first.rows.num_rows, num_slots,
+                    pass.adapted.get());
   }
 
   // One thread's part of all passes; all threads of the region call it.
@@ -62,8 +64,10 @@ class DecoderRunner {
     thread_local TokenSampler sampler;
     for (int index = 0; !passes_[index].rows.empty(); ++index) {
       const RunPass& pass = passes_[index];
-      DecoderWorker<T>(decoder_, pass.step, pass.plan, scratch_, *pass.phases, clock).run();
-      const int draw = DecoderWorker<T>::num_phases(decoder_, pass.step), advance = draw + 1;
+      const AdaptedPass* adapted = pass.adapted.get();
+      DecoderWorker<T>(decoder_, pass.step, pass.plan, adapted, scratch_, *pass.phases, clock).run();
+      const int draw = DecoderWorker<T>::num_phases(decoder_, pass.step, adapted);
+      const int advance = draw + 1;
       pass.phases->run(draw, int(pass.rows.size()),
                        [&](int i) { choose(sampler, pass, index, i); });
       if (clock.is_running()) clock.lap(kDraw, pass.phases->end_ns(draw));
@@ -102,6 +106,7 @@ class DecoderRunner {
   void add_row(RunPass& pass, int row, int64_t token_id, int position) const {
     const int block = first_.rows.table(row)[position / first_.block_size];
     pass.rows.push_back(row);
+    if (first_.num_adapters) pass.of_token.push_back(first_.of_token[row]);
     pass.token_ids.push_back(token_id);
     pass.positions.push_back(position);
     pass.num_computed.push_back(position);
@@ -120,6 +125,7 @@ class DecoderRunner {
     pass.step.positions = pass.positions.data();
     pass.step.slots = pass.slots.data();
     pass.step.logits_index = pass.logits_index.data();
+    pass.step.of_token = pass.of_token.data();
     pass.step.num_tokens = pass.step.num_logits = num_rows;
     AttentionRows& rows = pass.step.rows;
     rows.block_tables = before.num_rows == num_rows ? before.block_tables : own_tables(pass);
@@ -130,7 +136,9 @@ class DecoderRunner {
                                  decoder_.num_heads / decoder_.num_kv_heads, first_.block_size,
                                  shares_, first_.num_threads)
                     .plan();
-    const int num_phases = DecoderWorker<T>::num_phases(decoder_, pass.step) + 2;
+    pass.adapted = adapted_pass(decoder_, pass.step);
+    const int num_phases =
+        DecoderWorker<T>::num_phases(decoder_, pass.step, pass.adapted.get()) + 2;
     pass.phases = std::make_unique<Phases>(num_phases, first_.part_ns);
   }
 

@@ -71,10 +71,11 @@ SPLITSERVE_INLINE void forget_words() {
 template <int R>
 constexpr size_t kBytesAhead = R <= 2 ? 4096 : 1024;
 
-// Where words are that rows are multiplied with. A source has `num_words` words of kPanelVectors
+// Where words are that rows are multiplied with. A source has `num_words` words of kVectors
 // vectors: `load(v, k)` is word k of vector v. `fetch`, called beside it, brings near what comes
 // later. `kIsLoadedTwice`: for each part, as loading costs less than a register (`forget_words`).
 struct PanelWords {
+  static constexpr int kVectors = kPanelVectors;
   static constexpr bool kIsLoadedTwice = true;
   const uint32_t* panel;
   int num_words;
@@ -91,6 +92,7 @@ struct PanelWords {
 // Words that are widened when they are used.
 template <class T>
 struct Int8Words {
+  static constexpr int kVectors = kPanelVectors;
   static constexpr bool kIsLoadedTwice = false;
   const int8_t* panel;
   int num_words;
@@ -109,6 +111,7 @@ struct Int8Words {
 // Words that were widened before; `next` are the integers that will be widened after them.
 template <class T>
 struct WidenedWords {
+  static constexpr int kVectors = kPanelVectors;
   static constexpr bool kIsLoadedTwice = true;
   const uint32_t* words;
   const int8_t* next;
@@ -125,21 +128,22 @@ struct WidenedWords {
 // sums[i][v] += the products of rows[i], from its word `first` on, with the words of `source`.
 template <class T, int R, class Source>
 SPLITSERVE_INLINE void multiply_rows(const Source& source, const T* const* rows, int first,
-                                     Floats (&sums)[R][kPanelVectors]) {
+                                     Floats (&sums)[R][Source::kVectors]) {
+  constexpr int kVectors = Source::kVectors;
   for (int k = 0; k < source.num_words; ++k) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanelVectors; ++v) source.template fetch<R>(v, k);
-    Words words[kPanelVectors];
+    for (int v = 0; v < kVectors; ++v) source.template fetch<R>(v, k);
+    Words words[kVectors];
     if constexpr (!Source::kIsLoadedTwice) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kPanelVectors; ++v) words[v] = source.load(v, k);
+      for (int v = 0; v < kVectors; ++v) words[v] = source.load(v, k);
     }
 #pragma GCC unroll 2
     for (int part = 0; part < kNumParts<T>; ++part) {
       forget_words();
-      Floats weights[kPanelVectors];
+      Floats weights[kVectors];
 #pragma GCC unroll 4
-      for (int v = 0; v < kPanelVectors; ++v) {
+      for (int v = 0; v < kVectors; ++v) {
         const Words again = Source::kIsLoadedTwice ? source.load(v, k) : words[v];
         weights[v] = factors_of<T>(again, part);
       }
@@ -148,7 +152,7 @@ SPLITSERVE_INLINE void multiply_rows(const Source& source, const T* const* rows,
         const Words word = repeat_word(rows[i] + (first + k) * kPerWord<T>);
         const Floats x = factors_of<T>(word, part);
 #pragma GCC unroll 4
-        for (int v = 0; v < kPanelVectors; ++v) {
+        for (int v = 0; v < kVectors; ++v) {
           sums[i][v] = multiply_add<T>(x, weights[v], sums[i][v]);
         }
       }
@@ -159,12 +163,13 @@ SPLITSERVE_INLINE void multiply_rows(const Source& source, const T* const* rows,
 template <class T, int R, class Source, class Finish>
 SPLITSERVE_INLINE void multiply_block(const Source* sources, int num_sources, const T* const* rows,
                                       const float* start, Finish finish) {
-  Floats sums[R][kPanelVectors];
+  constexpr int kVectors = Source::kVectors;
+  Floats sums[R][kVectors];
 #pragma GCC unroll 6
   for (int i = 0; i < R; ++i) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanelVectors; ++v) {
-      sums[i][v] = start ? load(start + i * kPanel + v * kLanes) : Floats{};
+    for (int v = 0; v < kVectors; ++v) {
+      sums[i][v] = start ? load(start + (i * kVectors + v) * kLanes) : Floats{};
     }
   }
   for (int i = 0, first = 0; i < num_sources; first += sources[i++].num_words) {
@@ -175,8 +180,8 @@ SPLITSERVE_INLINE void multiply_block(const Source* sources, int num_sources, co
 }
 
 // Multiplies `num_rows` rows with the words of the sources, one after the other, and calls
-// finish(row, sums of kPanel outputs) for each. `start`: [num_rows, kPanel] sums to begin with, or
-// null.
+// finish(row, sums of kVectors vectors) for each. `start`: [num_rows, kVectors * kLanes] sums to begin
+// with, or null.
 template <class T, class Source, class Finish>
 inline void multiply(const Source* sources, int num_sources, const T* const* rows, int num_rows,
                      const float* start, Finish finish) {
@@ -184,7 +189,7 @@ inline void multiply(const Source* sources, int num_sources, const T* const* row
   for (int block = 0, done = 0; block < num_blocks; ++block) {
     // Blocks of nearly equal size: 4 + 4 rows are faster than 6 + 2.
     const int count = (num_rows - done + num_blocks - block - 1) / (num_blocks - block);
-    const float* from = start ? start + done * kPanel : nullptr;
+    const float* from = start ? start + done * Source::kVectors * kLanes : nullptr;
     const T* const* first = rows + done;
     const auto finish_row = [&](int i, const Floats* sums) { finish(done + i, sums); };
     switch (count) {
@@ -275,12 +280,13 @@ inline int num_tasks(const Linear& linear, int num_rows) {
   return num_row_blocks(num_rows) * num_panels(linear.num_outputs);
 }
 
-// sums[i] += row i times the words of `source`, [num_rows][kPanel]; = if it is the first one.
+// sums[i] += row i times the words of `source`, [num_rows][kVectors * kLanes]; = if it is the first.
 template <class T, class Source>
 inline void accumulate(const Source& source, const T* const* rows, int num_rows, bool is_first,
                        float* sums) {
+  constexpr int kVectors = Source::kVectors;
   multiply(&source, 1, rows, num_rows, is_first ? nullptr : sums, [&](int i, const Floats* of_row) {
-    for (int v = 0; v < kPanelVectors; ++v) store(sums + i * kPanel + v * kLanes, of_row[v]);
+    for (int v = 0; v < kVectors; ++v) store(sums + (i * kVectors + v) * kLanes, of_row[v]);
   });
 }
 
@@ -373,15 +379,18 @@ __attribute__((noinline)) void multiply_panel(const Linear& linear, int panel_in
 }
 
 // One task of input [M, K] times weights: a panel for a block of rows. `input`: row i begins at
-// input + i * stride. `prepared`: these rows, if the matrix needs them. Calls finish(row, first output, sums) with the bias added.
-template <class T, class Finish>
+// input + i * stride. `prepared`: these rows, if the matrix needs them. `updates`: what adapters add
+// to rows, see RowUpdates in low_rank.h. Calls finish(row, first output, sums) with the bias added.
+template <class T, class Updates, class Finish>
 inline void multiply_task(const Linear& linear, int task, const T* input, size_t stride,
-                          const PreparedRows<T>& prepared, int num_rows, Finish finish) {
+                          const PreparedRows<T>& prepared, int num_rows, const Updates& updates,
+                          Finish finish) {
   const int panel_index = task % num_panels(linear.num_outputs);
   const int block = task / num_panels(linear.num_outputs), num_blocks = num_row_blocks(num_rows);
   const int first = int(int64_t{num_rows} * block / num_blocks);
   const int count = int(int64_t{num_rows} * (block + 1) / num_blocks) - first;
   alignas(64) float sums[kRowBlock * kPanel];
+  if (updates.is_any()) updates.fetch(panel_index);
   if (linear.rounds_rows()) {
     multiply_rounded(linear, panel_index, prepared.rounded(), first, count, sums);
   } else {
@@ -398,10 +407,13 @@ inline void multiply_task(const Linear& linear, int task, const T* input, size_t
     if (linear.bias) bias[v] = load(linear.bias + output + v * kLanes);
     scales[v] = linear.scales ? load(linear.scales + output + v * kLanes) : splat(1.0f);
   }
+  if (updates.is_any()) updates.apply(panel_index, first, count, scales, sums);
   for (int i = 0; i < count; ++i) {
+    const bool is_scaled = updates.changes(first + i);
     Floats finished[kPanelVectors];
     for (int v = 0; v < kPanelVectors; ++v) {
-      finished[v] = load(sums + i * kPanel + v * kLanes) * scales[v] + bias[v];
+      const Floats sum = load(sums + i * kPanel + v * kLanes);
+      finished[v] = is_scaled ? sum + bias[v] : sum * scales[v] + bias[v];
     }
     finish(first + i, output, finished);
   }

@@ -53,6 +53,7 @@ class Fetcher {
 
 // Keys of a panel: a group of kLanes tokens for each vector.
 struct KeyWords {
+  static constexpr int kVectors = kPanelVectors;
   static constexpr bool kIsLoadedTwice = true;
   const uint32_t* const* groups;
   Fetcher* fetcher;
@@ -67,6 +68,7 @@ struct KeyWords {
 
 // Values of consecutive tokens, words `stride` apart, from one column on.
 struct ValueWords {
+  static constexpr int kVectors = kPanelVectors;
   static constexpr bool kIsLoadedTwice = true;
   const uint32_t* first;
   Fetcher* fetcher;

@@ -60,7 +60,7 @@ void linear(const Linear& weights, const T* input, int num_rows, T* output, int 
       prepared.prepare(weights, row, input + size_t(row) * weights.num_inputs);
     });
     phases.run(1, num_tasks(weights, num_rows), [&](int task) {
-      multiply_task(weights, task, input, weights.num_inputs, prepared, num_rows,
+      multiply_task(weights, task, input, weights.num_inputs, prepared, num_rows, RowUpdates<T>(),
                     [&](int row, int first, const Floats* sums) {
                       T* to = output + size_t(row) * width;
                       for (int v = 0; v < kPanelVectors; ++v, first += kLanes) {
@@ -147,13 +147,14 @@ void decode(const Decoder& decoder, const DecoderStep& step) {
                                      decoder.num_heads / decoder.num_kv_heads, step.block_size,
                                      !decoder.has_windows(), step.num_threads)
                         .plan();
-  scratch.reserve(decoder, step.num_tokens, step.num_logits, plan.num_slots);
-  Phases phases(DecoderWorker<T>::num_phases(decoder, step), clock.is_running());
+  const auto adapted = adapted_pass(decoder, step);
+  scratch.reserve(decoder, step.num_tokens, step.num_logits, plan.num_slots, adapted.get());
+  Phases phases(DecoderWorker<T>::num_phases(decoder, step, adapted.get()), clock.is_running());
   if (clock.is_running()) clock.lap(kPlan, now_ns());
 #pragma omp parallel num_threads(step.num_threads)
   {
     StepClock of_thread = clock_of_thread(clock);
-    DecoderWorker<T>(decoder, step, plan, scratch, phases, of_thread).run();
+    DecoderWorker<T>(decoder, step, plan, adapted.get(), scratch, phases, of_thread).run();
   }
 }
 
@@ -173,6 +174,8 @@ void decode_run(const Decoder& decoder, const DecoderStep& first, const DecoderR
 extern "C" {
 
 EXPORT int32_t splitserve_panel() { return kPanel; }
+
+EXPORT int32_t splitserve_lanes() { return kLanes; }
 
 EXPORT void splitserve_pack_f32(const float* const* weights, int32_t n, int32_t k, float* packed,
                                 int32_t num_threads) {
