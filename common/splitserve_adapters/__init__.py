@@ -10,8 +10,8 @@ from splitserve_adapters.adapter_files import (
     digest_of,
     is_adapter_folder,
     parse_adapters,
-    read_config,
     read_adapters_file,
+    read_config,
     reference_of,
 )
 
@@ -25,7 +25,7 @@ __all__ = [
     "digest_of",
     "is_adapter_folder",
     "parse_adapters",
-    "read_config",
     "read_adapters_file",
+    "read_config",
     "reference_of",
 ]

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from executor_service.adapters.targets import short_name
-from executor_service.model import LoadedModel, LowRankUpdate, Target
+from executor_service.model import LoadedModel, Target
 from splitserve_adapters import AdapterInvalid
+from splitserve_kernels.low_rank_update import LowRankUpdate
 
 _JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 # Outputs of which the product of both matrices is computed at once, for norms.

@@ -23,8 +23,9 @@ from executor_service.adapters.assembly import (
 )
 from executor_service.adapters.peft_config import PeftConfig
 from executor_service.adapters.targets import short_name
-from executor_service.model import Adapter, LoadedModel, LowRankUpdate, Target
+from executor_service.model import Adapter, LoadedModel, Target
 from splitserve_adapters import CONFIG_NAME, WEIGHTS_NAME, AdapterInvalid, read_config
+from splitserve_kernels.low_rank_update import LowRankUpdate
 
 _PREFIX = "base_model.model."
 _LOW_RANK = re.compile(

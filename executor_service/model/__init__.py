@@ -5,7 +5,6 @@ from executor_service.model.adapter import (
     Adapter,
     BaseTensor,
     LoadedAdapters,
-    LowRankUpdate,
     Target,
 )
 from executor_service.model.input_batch import (
@@ -80,7 +79,6 @@ __all__ = [
     "LayerStates",
     "LoadedAdapters",
     "LoadedModel",
-    "LowRankUpdate",
     "MakeModel",
     "PagedModel",
     "PassRows",

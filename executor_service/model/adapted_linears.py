@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from executor_service.model.adapter import AdaptedTokens, Adapter, LowRankUpdate, Target
+from executor_service.model.adapter import AdaptedTokens, Adapter, Target
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
+from splitserve_kernels.low_rank_update import LowRankUpdate
 
 _Hook = Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]
 

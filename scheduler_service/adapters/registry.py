@@ -17,7 +17,7 @@ from splitserve_adapters import (
     AdapterFiles,
     AdapterInvalid,
     check_adapter_name,
-    parse_adapters,
+    read_adapters_file,
     reference_of,
 )
 from splitserve_contract import DomainError
@@ -91,8 +91,8 @@ class AdapterRegistry:
         self._file = file
         self._now_s = now_s
         self._known = {name: _Known(path) for name, path in (adapters or {}).items()}
-        self._in_file: set[str] = set()
-        self._file_content: str | None = None
+        self._in_file: dict[str, Path] = {}
+        self._file_error = ""
         # Versions that requests may have, by reference; those in use among them.
         self._versions: dict[str, _Version] = {}
 
@@ -239,15 +239,16 @@ class AdapterRegistry:
         if self._file is None:
             return
         try:
-            content = await asyncio.to_thread(self._file.read_text, encoding="utf-8")
-            if content == self._file_content:
-                return
-            self._file_content = content
-            listed = parse_adapters(line for line in content.splitlines() if _is_entry(line))
-        except (OSError, ValueError, AdapterInvalid) as error:
-            _log.warning("adapters_file_unusable file=%s error=%r", self._file, str(error))
+            listed = await asyncio.to_thread(read_adapters_file, self._file)
+        except AdapterInvalid as error:
+            if self._file_error != str(error):
+                self._file_error = str(error)
+                _log.warning("adapters_file_unusable reason=%r", self._file_error)
             return
-        for name in self._in_file - listed.keys():
+        self._file_error = ""
+        if listed == self._in_file:
+            return
+        for name in self._in_file.keys() - listed.keys():
             self._forget(name)
         for name, path in listed.items():
             present = self._known.get(name)
@@ -255,7 +256,7 @@ class AdapterRegistry:
                 self._forget(name)
             if self._known.get(name) is None:
                 self._known[name] = _Known(path)
-        self._in_file = set(listed)
+        self._in_file = listed
         _log.info("adapters_file_read file=%s num_adapters=%d", self._file, len(listed))
 
     # -- files -------------------------------------------------------------------------------------
@@ -303,8 +304,8 @@ class AdapterRegistry:
             self._versions.pop(reference_of(version.name, version.digest), None)
 
     def _forget(self, name: str) -> None:
-        known = self._known.pop(name)
-        if known.version is not None:
+        known = self._known.pop(name, None)
+        if known is not None and known.version is not None:
             self._forget_version(known.version)
 
     @staticmethod
@@ -336,10 +337,6 @@ def _chunks(files: AdapterFiles) -> Generator[tuple[str, bytes]]:
     with files:
         for name in files.names:
             yield from ((name, chunk) for chunk in files.chunks(name))
-
-
-def _is_entry(line: str) -> bool:
-    return line.strip() != "" and not line.lstrip().startswith("#")
 
 
 def _is_folder_name(name: str) -> bool:

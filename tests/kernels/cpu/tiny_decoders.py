@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.decoders import NativeModel
 from executor_service.device import KVCache
-from executor_service.model import AdaptedTokens, Adapter, LoadedModel, LowRankUpdate
+from executor_service.model import AdaptedTokens, Adapter, LoadedModel
+from splitserve_kernels.low_rank_update import LowRankUpdate
 from splitserve_kernels.paged_batch import build_paged_batch
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model
 
