@@ -5,7 +5,7 @@ The last part encodes and decodes dataclasses whose messages have fields of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache
@@ -203,6 +203,15 @@ Converters: TypeAlias = Mapping[str, Callable[[Any], Any]]
 NO_CONVERTERS: Converters = MappingProxyType({})
 
 
+def _encode_items(items: Iterable[object], field: Any) -> None:  # noqa: ANN401
+    """Adds texts, or sequences of tokens, to a repeated field."""
+    for item in items:
+        if isinstance(item, str):
+            field.append(item)
+        else:
+            field.add(token_ids=item)
+
+
 def encode_fields(value: object, message: Message) -> None:
     """Sets all fields of `message` from the attributes of `value` with the same names."""
     message.SetInParent()
@@ -219,8 +228,7 @@ def encode_fields(value: object, message: Message) -> None:
             elements = [item.value if isinstance(item, Enum) else item for item in part]
             getattr(message, name).extend(sorted(elements))
         elif isinstance(part, tuple):
-            for tokens in part:
-                getattr(message, name).add(token_ids=tokens)
+            _encode_items(part, getattr(message, name))
         elif isinstance(part, Grammar):
             encode_grammar(part, getattr(message, name))
         elif is_dataclass(part):

@@ -52,7 +52,8 @@ AnyEffect = TypeVar("AnyEffect")
 class PureFleet:
     """A `Scheduler` with its executors and clients.
 
-    `held`: steps in flight with their batches, by address, oldest first. `effects`: all so far.
+    `held`: steps in flight with their batches, by address, oldest first. `loads`: adapters that an
+    executor was told to load, by address, and has not loaded yet. `effects`: all so far.
     `wakes_at_ns`: as the latest `WakeAt` says. `tokens`, `prompt_positions`: results of clients, by
     `client_key`; of requests of one sequence. `finished`: requests that ended, by id.
     `last_step_ids`: by address and epoch of executors that are gone.
@@ -66,6 +67,7 @@ class PureFleet:
         self.now_ns = 0
         self.machines: dict[str, Machine] = {}
         self.held: dict[str, deque[tuple[StepPlan, EncodedBatch]]] = {}
+        self.loads: dict[str, deque[effects.LoadAdapter]] = {}
         self.last_step_ids: dict[tuple[str, int], int] = {}
         # Batches of effects that are being executed.
         self._unsent: deque[EncodedBatch] = deque()
@@ -198,6 +200,11 @@ class PureFleet:
         outcome = StepOutcome(plan.step_id, StepStatus.REFUSED)
         return self.handle(events.StepCompleted(machine.address, outcome, was_sent=False))
 
+    def end_load(self, address: str, why_not: str = "") -> list[effects.Effect]:
+        """The executor has loaded the first adapter that it was told to load; or it cannot."""
+        adapter = self.loads[address].popleft().adapter
+        return self.handle(events.AdapterLoaded(address, adapter, why_not))
+
     def _receive(
         self, machine: Machine, plan: StepPlan, result: pb.StepResult
     ) -> list[effects.Effect]:
@@ -213,13 +220,15 @@ class PureFleet:
         """Lets all executors answer by turns, and time pass, until no request is left."""
         for _ in range(_MAX_ROUNDS):
             self.settle()
+            for address in [each for each, loads in self.loads.items() if loads]:
+                self.end_load(address)
             busy = [address for address, held in self.held.items() if held]
             if not self.scheduler.locations and not busy:
                 return
             for address in busy:
                 if self.held.get(address):
                     self.answer(self.machines[address])
-            if not busy:
+            if not busy and not any(self.loads.values()):
                 assert self.wakes_at_ns is not None, f"hang: {sorted(self.scheduler.locations)}"
                 self.now_ns = max(self.now_ns, self.wakes_at_ns)
         raise AssertionError(f"run for ever: {sorted(self.scheduler.locations)}")
@@ -242,9 +251,13 @@ class PureFleet:
                 self.wakes_at_ns = at_ns
             case effects.ExecutorGone(address, epoch=epoch, last_step_id=last_step_id):
                 self.held.pop(address, None)
+                self.loads.pop(address, None)
                 self.last_step_ids[address, epoch] = last_step_id
             case effects.ExecutorServes(address):
                 self.held[address] = deque()
+                self.loads[address] = deque()
+            case effects.LoadAdapter(address):
+                self.loads[address].append(effect)
             case _:
                 pass
 

@@ -49,6 +49,7 @@ def run_config(**options: object) -> SchedulerConfig:
         "eos_token_ids": frozenset({96}),
         "features": frozenset(Feature),
         "max_adapters": 2,
+        "num_adapter_slots": 2,
     }
     return make_config(**(values | options))
 
@@ -170,6 +171,9 @@ class RandomRun:
             self._fleet.handle(events.RequestAborted(f"r{number}"))
         elif what < 0.28 + self._disturbed_ratio:
             self._disturb(executor)
+        elif self._fleet.loads[executor.address] and self._random.random() < 0.5:
+            why_not = "the test asked for it" if self._random.random() < 0.1 else ""
+            self._fleet.end_load(executor.address, why_not)
         elif self._fleet.held[executor.address]:
             self._answer(executor)
 
@@ -271,7 +275,7 @@ class RandomRun:
             priority=draw.randint(-1, 1),
             tenant=draw.choice(["", "a", "b"]),
             deadline_ns=draw.choice([None, None, self.now_ns + 40 * STEP_NS]),
-            adapter=draw.choice(["", "", "", "x", "y", "z"]),
+            adapter=draw.choice(["", "", "", "x@1", "y@1", "z@1"]),
             cache_salt=draw.choice(["", "", "salt"]),
             uses_prefix_cache=draw.random() < 0.9,
         )
