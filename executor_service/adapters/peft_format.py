@@ -132,7 +132,8 @@ class _PeftReader:
         known = self._modules.get(module, ModuleTensors())
         if getattr(known, field) is not None:
             raise AdapterInvalid(f"{tensor.name} is there twice, with and without .default")
-        self._modules[module] = replace(known, **{field: tensor})
+        changed: dict[str, Any] = {field: tensor}
+        self._modules[module] = replace(known, **changed)
 
     def _take_bias(self, module: str, tensor: NamedTensor) -> None:
         bias = self._config.get("bias", "none")

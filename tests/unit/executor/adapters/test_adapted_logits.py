@@ -23,7 +23,7 @@ CHANGE = 0.01
 
 _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 _MLP = ["gate_proj", "up_proj", "down_proj"]
-ALL = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear"}
+ALL: dict[str, Any] = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear"}
 SOME = {"r": 3, "lora_alpha": 5, "use_rslora": True, "target_modules": ["q_proj", "down_proj"]}
 HEADS = {"r": 2, "target_modules": ["embed_tokens", "v_proj", "lm_head"]}
 OWN = {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}

@@ -24,17 +24,21 @@ _HEAD = "base_model.model.lm_head.weight"
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_tiny_model("llama", tmp_path_factory.mktemp("base") / "model")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("adapter")
 
 
 @pytest.fixture(scope="module")
-def files(loaded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def loaded(folder: Path) -> LoadedModel:
+    return load_tiny_model("llama", folder / "model")
+
+
+@pytest.fixture(scope="module")
+def files(loaded: LoadedModel, folder: Path) -> dict[str, bytes]:
     """Those of an adapter of rank 4 for two kinds of layers."""
-    folder = tmp_path_factory.mktemp("adapter")
-    model = Path(loaded.model.config._name_or_path)
-    make_adapter(model, folder, r=4, target_modules=["q_proj", "down_proj"])
-    return files_of(folder)
+    assert loaded.adapter_targets
+    make_adapter(folder / "model", folder / "a", r=4, target_modules=["q_proj", "down_proj"])
+    return files_of(folder / "a")
 
 
 def changed(
