@@ -119,7 +119,7 @@ class _PeftReader:
     @property
     def _is_tied(self) -> bool:
         config: Any = self._loaded.model.config
-        return bool(config.get_text_config(decoder=True).tie_word_embeddings)
+        return bool(getattr(config, "tie_word_embeddings", False))
 
     def _named(self, names: Callable[[str], bool], module: str, target: Target) -> bool:
         """Returns whether the configuration names a module: by `names`, or as a tied head."""

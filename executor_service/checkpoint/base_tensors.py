@@ -26,7 +26,8 @@ def base_tensors(checkpoint: Checkpoint, model: Any) -> BaseTensor:  # noqa: ANN
     transposed = {f"{name}.weight" for module, name in names.items() if is_transposed(module)}
     tied: dict[str, str] = {}
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is not None and model.config.get_text_config(decoder=True).tie_word_embeddings:
+    if head in names:
+        # Of two tied weights, files need only one.
         tied[f"{names[head]}.weight"] = f"{names[embedding]}.weight"
 
     @cache
