@@ -34,6 +34,7 @@ _LOW_RANK = re.compile(
 _REPLACED = re.compile(
     r"^(?P<module>.+?)(\.base_layer|\.modules_to_save(\.default)?)?\.(?P<kind>weight|bias)$"
 )
+_MEDIA = re.compile(r"(^|\.)(vision|visual|image|video|audio|speech|vq|multi_modal)")
 _FIELDS = {
     ("lora_A", ".weight"): "down",
     ("lora_B", ".weight"): "up",
@@ -90,11 +91,15 @@ class _PeftReader:
         own = name.removeprefix(_PREFIX)
         found = _LOW_RANK.match(own)
         if found is not None and (found["kind"], found["end"]) in _FIELDS:
+            if self._is_left_out(found["module"]):
+                return
             self._add(found["module"], _FIELDS[found["kind"], found["end"]], tensor)
             return
         found = _REPLACED.match(own)
         if found is None:
             raise AdapterInvalid(f"{tensor.name} is no tensor of a LoRA adapter")
+        if self._is_left_out(found["module"]):
+            return
         if found["kind"] == "weight":
             self._weights[found["module"]] = tensor
         else:
@@ -134,6 +139,15 @@ class _PeftReader:
             raise AdapterInvalid(f"{tensor.name} is there twice, with and without .default")
         changed: dict[str, Any] = {field: tensor}
         self._modules[module] = replace(known, **changed)
+
+    def _is_left_out(self, module: str) -> bool:
+        """Returns whether a module is of the checkpoint's parts for images and sounds.
+
+        Text alone is served, which they do not change.
+        """
+        if _MEDIA.search(module) is None or self._places.of(module):
+            return False
+        return self._loaded.base_tensor(f"{module}.weight") is not None
 
     def _take_bias(self, module: str, tensor: NamedTensor) -> None:
         bias = self._config.get("bias", "none")

@@ -39,7 +39,11 @@ def base_tensors(checkpoint: Checkpoint, model: Any) -> BaseTensor:  # noqa: ANN
         return {short_name(name): weight for name, weight in weights.items()} | weights
 
     def read(name: str) -> Tensor | None:
-        found = stored().get(name, stored().get(short_name(name)))
+        try:
+            found = stored().get(name, stored().get(short_name(name)))
+        except OSError:
+            # The files have been removed since.
+            return None
         if found is None:
             return read(tied[name]) if name in tied else None
         tensor = found[:].to(dtype, copy=True)

@@ -89,7 +89,7 @@ CASES: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"target_modules": ["c_attn"], "bias": "lora_only"},
     ),
     "olmo2": ("olmo2", {}, ALL, {"target_modules": _MLP}),
-    "llava": ("llava", {}, {"target_modules": _OF_TEXT}, {"target_modules": _OF_TEXT, "r": 2}),
+    "llava": ("llava", {}, {"target_modules": _OF_TEXT}, {"target_modules": ["q_proj"]}),
     "qwen2_vl": ("qwen2_vl", {}, {"target_modules": _OF_TEXT}, {"target_modules": ["lm_head"]}),
     "granite": ("granite", {}, ALL, HEADS),
 }

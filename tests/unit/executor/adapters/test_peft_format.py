@@ -125,8 +125,12 @@ _CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "bias": ({"bias": "some"}, "bias is 'some'; allowed: none, all, lora_only"),
     "no_targets": ({"target_modules": None}, "target_modules is None"),
     "expression": ({"target_modules": ".*("}, "a regular expression"),
+    "endless": (
+        {"target_modules": r"(?:(\w|\w\w|\.)+)+\d(?<=x)"},
+        "an expression that matches sooner",
+    ),
     "replication": ({"layer_replication": [[0, 2]]}, "layer_replication"),
-    "parameters": ({"target_parameters": ["experts.down_proj"]}, "target_parameters"),
+    "parameters": ({"target_parameters": ["experts.down_proj"]}, "experts and routers are not"),
     "token_indices": ({"trainable_token_indices": [1]}, "trainable_token_indices"),
     "alora": ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
     "qalora": ({"use_qalora": True}, "use_qalora is True"),
