@@ -225,3 +225,10 @@ def test_weights_replace_those_of_the_model_when_they_differ(
     own = read(changed(files, {}, _with(_HEAD, base + 1)), loaded).own_head
     assert own is not None
     assert torch.equal(own, base + 1)
+
+
+def test_error_is_short_when_a_name_is_long(files: dict[str, bytes], loaded: LoadedModel) -> None:
+    name = f"base_model.model.{'x' * 10_000}.lora_A.weight"
+    with pytest.raises(AdapterInvalid) as caught:
+        read(changed(files, {}, _with(name, torch.ones(4, 64))), loaded)
+    assert len(str(caught.value)) < 1100
