@@ -174,7 +174,7 @@ class Assembly:
         down, up = _matrices(module)
         rows = torch.arange(place.target.num_outputs)[place.rows]
         norms = []
-        for some in rows.split(_OUTPUTS_AT_ONCE):
+        for some in torch.split(rows, _OUTPUTS_AT_ONCE):
             of_module = up[some - place.rows.start + place.of_module.start]
             changed = weight[some].float() + module.scale * (of_module @ down)
             norms.append(torch.linalg.norm(changed, dim=1))

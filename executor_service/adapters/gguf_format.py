@@ -66,7 +66,7 @@ def _checked_alpha(file: GgufFile) -> float:
     if "adapter.alora.invocation_tokens" in file.metadata:
         raise _invalid(file, "adapter.alora.invocation_tokens", "there", "no such key")
     alpha = file.metadata.get("adapter.lora.alpha")
-    if type(alpha) not in (int, float) or not math.isfinite(alpha):
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise _invalid(file, "adapter.lora.alpha", alpha, "a number")
     return float(alpha)
 

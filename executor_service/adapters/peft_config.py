@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import regex  # type: ignore[import-untyped]
+
 from splitserve_adapters import CONFIG_NAME, AdapterInvalid
 
 # Fields that are read below.
@@ -27,6 +29,8 @@ _HARMLESS = frozenset({
 })  # fmt: skip
 # Initialisations that change the base model's own weights, too.
 _CHANGES_BASE = re.compile(r"pissa|olora|corda|loftq|lora_ga")
+# Limit of one match: an expression can take longer than the age of the universe.
+_MATCH_TIMEOUT_S = 0.2
 _FIRST_INDEX = re.compile(r".*?\.[^.]*\.(?P<index>\d+)\.")
 
 
@@ -61,11 +65,11 @@ class PeftConfig:
 
     def rank_of(self, module: str) -> int:
         """Returns the rank that a module has."""
-        return int(_of_pattern(self.get("rank_pattern", {}), module, self.get("r", 8)))
+        return int(_of_pattern(self, "rank_pattern", module, self.get("r", 8)))
 
     def scale_of(self, module: str) -> float:
         """Returns the factor of a module's low-rank product."""
-        alpha = float(_of_pattern(self.get("alpha_pattern", {}), module, self.get("lora_alpha", 8)))
+        alpha = float(_of_pattern(self, "alpha_pattern", module, self.get("lora_alpha", 8)))
         rank = self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.get("use_rslora", False) else rank)
 
@@ -80,23 +84,19 @@ class PeftConfig:
         """
         excluded = self.get("exclude_modules", [])
         if isinstance(excluded, str):
-            if re.fullmatch(excluded, module):
+            if _matches("exclude_modules", f"(?:{excluded})$", module):
                 return False
         elif _ends_with(module, excluded):
             return False
-        if any(re.match(rf"(^|.*\.){each}($|\..*)", module) for each in self._saved):
+        saved: list[str] = self.get("modules_to_save", [])
+        if any(_matches("modules_to_save", rf"(^|.*\.){each}($|\..*)", module) for each in saved):
             return False
         wanted = self.fields["target_modules"]
         if isinstance(wanted, str):
             if wanted.lower() == "all-linear":
                 return is_linear
-            return re.fullmatch(wanted, module) is not None
+            return _matches("target_modules", f"(?:{wanted})$", module) is not None
         return module in wanted or (_ends_with(module, wanted) and self._has_layer(module))
-
-    @property
-    def _saved(self) -> list[str]:
-        saved: list[str] = self.get("modules_to_save", [])
-        return saved
 
     def _has_layer(self, module: str) -> bool:
         layers = self.get("layers_to_transform", [])
@@ -104,11 +104,12 @@ class PeftConfig:
             return True
         patterns = self.get("layers_pattern", [])
         patterns = [patterns] if isinstance(patterns, str) else patterns
-        found = None
+        found: Any = None
         if not patterns or patterns == [""]:
             found = _FIRST_INDEX.match(module)
         for pattern in patterns:
-            found = found or re.match(rf"(?:^|.*?\.){pattern}\.(?P<index>\d+)\.", module)
+            expression = rf"(?:^|.*?\.){pattern}\.(?P<index>\d+)\."
+            found = found or _matches("layers_pattern", expression, module)
         if found is None:
             return False
         return int(found["index"]) in ([layers] if isinstance(layers, int) else layers)
@@ -119,7 +120,7 @@ def _check_served(fields: Mapping[str, Any]) -> None:
         raise _invalid("peft_type", fields.get("peft_type"), "LORA")
     if fields.get("task_type") not in (None, "CAUSAL_LM"):
         raise _invalid("task_type", fields["task_type"], "CAUSAL_LM, null")
-    if fields.get("bias", "none") not in ("none", "all", "lora_only"):
+    if fields.get("bias") not in (None, "none", "all", "lora_only"):
         raise _invalid("bias", fields["bias"], "none, all, lora_only")
     for name in ("use_rslora", "lora_bias", "use_dora", "ensure_weight_tying"):
         if fields.get(name) not in (None, False, True):
@@ -133,6 +134,17 @@ def _check_served(fields: Mapping[str, Any]) -> None:
             start,
             "an initialisation that leaves the base model as it is (an adapter saved with"
             " path_initial_model_for_weight_conversion has it)",
+        )
+    _check_rest(fields)
+
+
+def _check_rest(fields: Mapping[str, Any]) -> None:
+    """Raises AdapterInvalid for fields that change the computation in ways that are not served."""
+    if fields.get("target_parameters"):
+        raise _invalid(
+            "target_parameters",
+            fields["target_parameters"],
+            "none: only linear layers and embeddings are changed, experts and routers are not",
         )
     for name, value in fields.items():
         if name not in _READ | _HARMLESS and value not in (None, False, "", [], {}):
@@ -179,16 +191,24 @@ def _are_names(value: object) -> bool:
 
 def _check_expression(name: str, expression: str) -> None:
     try:
-        re.compile(expression)
-    except re.error as error:
+        regex.compile(expression)
+    except regex.error as error:
         raise _invalid(name, expression, f"a regular expression ({error})") from error
 
 
-def _of_pattern(pattern: Mapping[str, Any], module: str, default: Any) -> Any:  # noqa: ANN401
-    for key, value in pattern.items():
-        if re.match(rf"(.*\.)?({key})$", module):
+def _of_pattern(config: PeftConfig, name: str, module: str, default: Any) -> Any:  # noqa: ANN401
+    for key, value in config.get(name, {}).items():
+        if _matches(name, rf"(.*\.)?({key})$", module):
             return value
     return default
+
+
+def _matches(field: str, expression: str, module: str) -> Any:  # noqa: ANN401
+    """Matches the start of a name, and returns what `re` does. Raises AdapterInvalid."""
+    try:
+        return regex.match(expression, module, timeout=_MATCH_TIMEOUT_S)
+    except TimeoutError as error:
+        raise _invalid(field, expression, "an expression that matches sooner") from error
 
 
 def _ends_with(module: str, names: list[str]) -> bool:

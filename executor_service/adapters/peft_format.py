@@ -35,6 +35,7 @@ _LOW_RANK = re.compile(
 _REPLACED = re.compile(
     r"^(?P<module>.+?)(\.base_layer|\.modules_to_save(\.default)?)?\.(?P<kind>weight|bias)$"
 )
+_MEDIA = re.compile(r"(^|\.)(vision|visual|image|video|audio|speech|vq|multi_modal)")
 _FIELDS = {
     ("lora_A", ".weight"): "down",
     ("lora_B", ".weight"): "up",
@@ -91,11 +92,15 @@ class _PeftReader:
         own = name.removeprefix(_PREFIX)
         found = _LOW_RANK.match(own)
         if found is not None and (found["kind"], found["end"]) in _FIELDS:
+            if self._is_left_out(found["module"]):
+                return
             self._add(found["module"], _FIELDS[found["kind"], found["end"]], tensor)
             return
         found = _REPLACED.match(own)
         if found is None:
             raise AdapterInvalid(f"{tensor.name} is no tensor of a LoRA adapter")
+        if self._is_left_out(found["module"]):
+            return
         if found["kind"] == "weight":
             self._weights[found["module"]] = tensor
         else:
@@ -120,7 +125,7 @@ class _PeftReader:
     @property
     def _is_tied(self) -> bool:
         config: Any = self._loaded.model.config
-        return bool(config.get_text_config(decoder=True).tie_word_embeddings)
+        return bool(getattr(config, "tie_word_embeddings", False))
 
     def _named(self, names: Callable[[str], bool], module: str, target: Target) -> bool:
         """Returns whether the configuration names a module: by `names`, or as a tied head."""
@@ -133,7 +138,17 @@ class _PeftReader:
         known = self._modules.get(module, ModuleTensors())
         if getattr(known, field) is not None:
             raise AdapterInvalid(f"{tensor.name} is there twice, with and without .default")
-        self._modules[module] = replace(known, **{field: tensor})
+        changed: dict[str, Any] = {field: tensor}
+        self._modules[module] = replace(known, **changed)
+
+    def _is_left_out(self, module: str) -> bool:
+        """Returns whether a module is of the checkpoint's parts for images and sounds.
+
+        Text alone is served, which they do not change.
+        """
+        if _MEDIA.search(module) is None or self._places.of(module):
+            return False
+        return self._loaded.base_tensor(f"{module}.weight") is not None
 
     def _take_bias(self, module: str, tensor: NamedTensor) -> None:
         bias = self._config.get("bias", "none")

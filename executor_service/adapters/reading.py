@@ -9,6 +9,8 @@ from executor_service.adapters.peft_format import read_peft
 from executor_service.model import Adapter, LoadedModel
 from splitserve_adapters import CONFIG_NAME, WEIGHTS_NAME, AdapterInvalid
 
+_MAX_ERROR_CHARS = 1000
+
 
 def read_adapter(
     name: str, files: Mapping[str, bytes], loaded: LoadedModel, max_rank: int
@@ -19,6 +21,16 @@ def read_adapter(
     The model's own parts need not be there any more. Raises AdapterInvalid, with file, field, value
     and what is allowed.
     """
+    try:
+        return _read(name, files, loaded, max_rank)
+    except AdapterInvalid as error:
+        # Names in the files can be of any length.
+        if len(str(error)) <= _MAX_ERROR_CHARS:
+            raise
+        raise AdapterInvalid(f"{str(error)[:_MAX_ERROR_CHARS]} ...") from error
+
+
+def _read(name: str, files: Mapping[str, bytes], loaded: LoadedModel, max_rank: int) -> Adapter:
     gguf = [each for each in files if each.endswith(".gguf")]
     if gguf and len(files) == 1:
         return read_gguf_adapter(name, gguf[0], files[gguf[0]], loaded, max_rank)

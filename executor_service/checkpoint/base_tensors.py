@@ -26,7 +26,8 @@ def base_tensors(checkpoint: Checkpoint, model: Any) -> BaseTensor:  # noqa: ANN
     transposed = {f"{name}.weight" for module, name in names.items() if is_transposed(module)}
     tied: dict[str, str] = {}
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is not None and model.config.get_text_config(decoder=True).tie_word_embeddings:
+    if head in names:
+        # Of two tied weights, files need only one.
         tied[f"{names[head]}.weight"] = f"{names[embedding]}.weight"
 
     @cache
@@ -38,7 +39,11 @@ def base_tensors(checkpoint: Checkpoint, model: Any) -> BaseTensor:  # noqa: ANN
         return {short_name(name): weight for name, weight in weights.items()} | weights
 
     def read(name: str) -> Tensor | None:
-        found = stored().get(name, stored().get(short_name(name)))
+        try:
+            found = stored().get(name, stored().get(short_name(name)))
+        except OSError:
+            # The files have been removed since.
+            return None
         if found is None:
             return read(tied[name]) if name in tied else None
         tensor = found[:].to(dtype, copy=True)

@@ -39,6 +39,10 @@ class _Rows:
     of_logits: Tensor
 
 
+# Rows of one adapter, and what it changes a layer with.
+_Change = tuple[Tensor, LowRankUpdate | None, Tensor | None]
+
+
 class AdaptedLinears:
     """Changes what the layers of a model compute, in passes with adapters only."""
 
@@ -56,9 +60,11 @@ class AdaptedLinears:
             return
         rows = self._rows(batch, adapted)
         hooks = [
-            self._loaded.model.get_submodule(target.name).register_forward_hook(hook)
+            self._loaded.model.get_submodule(target.name).register_forward_hook(
+                self._hook(target, changes)
+            )
             for target in self._loaded.adapter_targets.values()
-            if (hook := self._hook(target, rows)) is not None
+            if (changes := _changes(target, rows))
         ]
         try:
             yield
@@ -81,33 +87,14 @@ class AdaptedLinears:
             for index, adapter in enumerate(adapted.adapters)
         ]
 
-    def _hook(self, target: Target, rows: Sequence[_Rows]) -> _Hook | None:
-        """Returns what changes the outputs of a layer; None if no adapter does."""
-        if target.is_embedding:
-            changed = [
-                (each.tokens, each.adapter.embedding, each.adapter.own_embedding) for each in rows
-            ]
-        elif target.is_head:
-            changed = [
-                (each.of_logits, each.adapter.updates.get(target.name), each.adapter.own_head)
-                for each in rows
-            ]
-        else:
-            changed = [(each.tokens, each.adapter.updates.get(target.name), None) for each in rows]
-        changed = [
-            (index, update, weights)
-            for index, update, weights in changed
-            if len(index) and (update is not None or weights is not None)
-        ]
-        if not changed:
-            return None
+    def _hook(self, target: Target, changes: Sequence[_Change]) -> _Hook:
+        """Returns what changes the outputs of a layer in place."""
 
         def change(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-            inputs = arguments[0].reshape(-1)
-            outputs = output.view(-1, target.num_outputs)
+            inputs, outputs = arguments[0].reshape(-1), output.view(-1, target.num_outputs)
             if not target.is_embedding:
                 inputs = inputs.view(-1, target.num_inputs)
-            for index, update, weights in changed:
+            for index, update, weights in changes:
                 own = outputs[index].float()
                 if target.is_embedding:
                     own = _embedded(module, own, inputs[index], outputs.dtype, update, weights)
@@ -128,6 +115,21 @@ class AdaptedLinears:
             nothing = torch.zeros(1, target.num_inputs, dtype=loaded.dtype, device=loaded.device)
             self._biases[target.name] = module.forward(nothing)[0].float()
         return self._biases[target.name]
+
+
+def _changes(target: Target, rows: Sequence[_Rows]) -> list[_Change]:
+    """Returns what the adapters of a pass change in a layer."""
+    changes: list[_Change] = []
+    for each in rows:
+        adapter, index, weights = each.adapter, each.tokens, None
+        update = adapter.updates.get(target.name)
+        if target.is_embedding:
+            update, weights = adapter.embedding, adapter.own_embedding
+        elif target.is_head:
+            index, weights = each.of_logits, adapter.own_head
+        if len(index) and (update is not None or weights is not None):
+            changes.append((index, update, weights))
+    return changes
 
 
 def _multiplied(

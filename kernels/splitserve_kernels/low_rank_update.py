@@ -18,7 +18,8 @@ class LowRankUpdate:
     `down`: [r, I], `up`: [O, r], both contiguous and in the model's dtype. `bias`: [O] float32,
     None for none: what is added to the layer's own bias. `gain`: [O] float32, None for all 1
     (DoRA): the product of weights and inputs, without bias, and the low-rank part are multiplied by
-    it.
+    it. `r` is up to three times the adapter's rank where the adapter has three layers and the model
+    one, and 1 (of zeros) where only the bias changes.
     """
 
     down: Tensor

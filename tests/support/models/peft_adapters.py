@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from splitserve_adapters import AdapterFiles
+from tests.support.models.tiny_models import auto_class
 
 
 def make_adapter(model: Path, directory: Path, seed: int = 0, **options: object) -> Any:  # noqa: ANN401
@@ -19,9 +20,10 @@ def make_adapter(model: Path, directory: Path, seed: int = 0, **options: object)
     `options`: of `LoraConfig`. All that would be trained is random, and changes the logits.
     """
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    base: Any = AutoModelForCausalLM.from_pretrained(model, attn_implementation="eager")
+    base_class = auto_class(AutoConfig.from_pretrained(model))
+    base: Any = base_class.from_pretrained(model, attn_implementation="eager")
     config: Any = LoraConfig(task_type="CAUSAL_LM", **options)  # type: ignore[arg-type]
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         # PEFT warns of tied weights, and of fan_in_fan_out.

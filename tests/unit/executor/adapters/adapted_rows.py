@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,3 +66,11 @@ class Served:
 def difference(expected: Tensor, actual: Tensor) -> float:
     """Returns the largest difference, relative to the largest logit."""
     return float((actual - expected).abs().max() / expected.abs().max())
+
+
+def plain_model(folder: Path) -> Any:  # noqa: ANN401
+    """Returns the model of `transformers` in `folder`."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    return model.eval()

@@ -10,12 +10,20 @@ import pytest
 import torch
 
 from executor_service.adapters import read_adapter
+from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.decoders import pack_linears
-from executor_service.model import takes_adapters
+from executor_service.model import quantized_linears, takes_adapters
 from splitserve_kernels.cpu import NativeLibrary
+from tests.support.models.gguf_writer import round_matrices, write_gguf
 from tests.support.models.peft_adapters import files_of, logits_of, make_adapter
-from tests.support.models.tiny_models import load_tiny_model
-from tests.unit.executor.adapters.adapted_rows import TOKENS, TOLERANCE, Served, difference
+from tests.support.models.tiny_models import load_tiny_model, make_tiny_model
+from tests.unit.executor.adapters.adapted_rows import (
+    TOKENS,
+    TOLERANCE,
+    Served,
+    difference,
+    plain_model,
+)
 
 TEXTS = (TOKENS, TOKENS, [88, 3, 14, 15, 92, 65], [7, 17, 42])
 # Least effect of an adapter, relative to the largest logit.
@@ -23,7 +31,8 @@ CHANGE = 0.01
 
 _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 _MLP = ["gate_proj", "up_proj", "down_proj"]
-ALL = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear"}
+_OF_TEXT = r".*language_model.*\.(q|k|down)_proj"
+ALL: dict[str, Any] = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear"}
 SOME = {"r": 3, "lora_alpha": 5, "use_rslora": True, "target_modules": ["q_proj", "down_proj"]}
 HEADS = {"r": 2, "target_modules": ["embed_tokens", "v_proj", "lm_head"]}
 OWN = {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}
@@ -80,6 +89,8 @@ CASES: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"target_modules": ["c_attn"], "bias": "lora_only"},
     ),
     "olmo2": ("olmo2", {}, ALL, {"target_modules": _MLP}),
+    "llava": ("llava", {}, {"target_modules": _OF_TEXT}, {"target_modules": ["q_proj"]}),
+    "qwen2_vl": ("qwen2_vl", {}, {"target_modules": _OF_TEXT}, {"target_modules": ["lm_head"]}),
     "granite": ("granite", {}, ALL, HEADS),
 }
 
@@ -133,5 +144,23 @@ def test_packed_layers_take_adapters(tmp_path: Path, native_library: NativeLibra
     adapter = read_adapter("a@1", files_of(tmp_path / "a"), packed, max_rank=16)
 
     (logits,) = Served(packed, {"a@1": adapter}).last_logits(TEXTS[:1], ["a@1"])
+
+    assert difference(logits_of(oracle, TEXTS[0])[-2:], logits) < TOLERANCE
+
+
+def test_quantised_layers_take_adapters_when_these_need_norms(tmp_path: Path) -> None:
+    make_tiny_model("llama", tmp_path / "plain")
+    model = plain_model(tmp_path / "plain")
+    round_matrices(model, "Q8_0")
+    model.save_pretrained(tmp_path / "model")
+    write_gguf(tmp_path / "model.gguf", model, "llama", {}, type_name="Q8_0")
+    oracle = make_adapter(tmp_path / "model", tmp_path / "a", use_dora=True, **ALL)
+    loaded = load_model(
+        ModelConfig(str(tmp_path / "model.gguf"), dtype="float32", keeps_packed=True)
+    )
+    assert quantized_linears(loaded.model)
+    adapter = read_adapter("a@1", files_of(tmp_path / "a"), loaded, max_rank=16)
+
+    (logits,) = Served(loaded, {"a@1": adapter}).last_logits(TEXTS[:1], ["a@1"])
 
     assert difference(logits_of(oracle, TEXTS[0])[-2:], logits) < TOLERANCE

@@ -16,8 +16,13 @@ from executor_service.adapters import read_adapter
 from splitserve_adapters import CONFIG_NAME, WEIGHTS_NAME, AdapterInvalid
 from tests.support.models.peft_adapters import logits_of
 from tests.support.models.tiny_models import load_tiny_model
-from tests.unit.executor.adapters.adapted_rows import TOKENS, TOLERANCE, Served, difference
-from tests.unit.executor.adapters.test_gguf_format import plain_model
+from tests.unit.executor.adapters.adapted_rows import (
+    TOKENS,
+    TOLERANCE,
+    Served,
+    difference,
+    plain_model,
+)
 
 RANK, ALPHA = 3, 5
 # Outputs of the tiny models: queries, keys, values, and the inner width.

@@ -18,7 +18,13 @@ from splitserve_adapters import AdapterInvalid
 from tests.support.models.gguf_writer import Setting, write_gguf, write_gguf_adapter
 from tests.support.models.peft_adapters import logits_of
 from tests.support.models.tiny_models import make_tiny_model
-from tests.unit.executor.adapters.adapted_rows import TOKENS, TOLERANCE, Served, difference
+from tests.unit.executor.adapters.adapted_rows import (
+    TOKENS,
+    TOLERANCE,
+    Served,
+    difference,
+    plain_model,
+)
 
 RANK, ALPHA = 4, 8.0
 SETTINGS: Mapping[str, Setting] = {
@@ -32,14 +38,6 @@ _LLAMA = ["model.embed_tokens", "lm_head"] + [
     for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj")
 ]
 _PHI3 = ["model.layers.0.self_attn.qkv_proj", "model.layers.1.mlp.gate_up_proj"]
-
-
-def plain_model(folder: Path) -> Any:  # noqa: ANN401
-    """Returns the model of `transformers` in `folder`."""
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-    return model.eval()
 
 
 def random_matrices(model: Any, names: list[str]) -> dict[str, tuple[Tensor, Tensor]]:  # noqa: ANN401

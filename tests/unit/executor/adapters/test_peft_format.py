@@ -24,17 +24,21 @@ _HEAD = "base_model.model.lm_head.weight"
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_tiny_model("llama", tmp_path_factory.mktemp("base") / "model")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("adapter")
 
 
 @pytest.fixture(scope="module")
-def files(loaded: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def loaded(folder: Path) -> LoadedModel:
+    return load_tiny_model("llama", folder / "model")
+
+
+@pytest.fixture(scope="module")
+def files(loaded: LoadedModel, folder: Path) -> dict[str, bytes]:
     """Those of an adapter of rank 4 for two kinds of layers."""
-    folder = tmp_path_factory.mktemp("adapter")
-    model = Path(loaded.model.config._name_or_path)
-    make_adapter(model, folder, r=4, target_modules=["q_proj", "down_proj"])
-    return files_of(folder)
+    assert loaded.adapter_targets
+    make_adapter(folder / "model", folder / "a", r=4, target_modules=["q_proj", "down_proj"])
+    return files_of(folder / "a")
 
 
 def changed(
@@ -121,8 +125,12 @@ _CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "bias": ({"bias": "some"}, "bias is 'some'; allowed: none, all, lora_only"),
     "no_targets": ({"target_modules": None}, "target_modules is None"),
     "expression": ({"target_modules": ".*("}, "a regular expression"),
+    "endless": (
+        {"target_modules": r"(?:(\w|\w\w|\.)+)+\d(?<=x)"},
+        "an expression that matches sooner",
+    ),
     "replication": ({"layer_replication": [[0, 2]]}, "layer_replication"),
-    "parameters": ({"target_parameters": ["experts.down_proj"]}, "target_parameters"),
+    "parameters": ({"target_parameters": ["experts.down_proj"]}, "experts and routers are not"),
     "token_indices": ({"trainable_token_indices": [1]}, "trainable_token_indices"),
     "alora": ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
     "qalora": ({"use_qalora": True}, "use_qalora is True"),
@@ -217,3 +225,10 @@ def test_weights_replace_those_of_the_model_when_they_differ(
     own = read(changed(files, {}, _with(_HEAD, base + 1)), loaded).own_head
     assert own is not None
     assert torch.equal(own, base + 1)
+
+
+def test_error_is_short_when_a_name_is_long(files: dict[str, bytes], loaded: LoadedModel) -> None:
+    name = f"base_model.model.{'x' * 10_000}.lora_A.weight"
+    with pytest.raises(AdapterInvalid) as caught:
+        read(changed(files, {}, _with(name, torch.ones(4, 64))), loaded)
+    assert len(str(caught.value)) < 1100

@@ -12,7 +12,7 @@ from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.model import Target
 from tests.support.models.gguf_writer import write_gguf
 from tests.support.models.tiny_models import load_tiny_model, make_tiny_model
-from tests.unit.executor.adapters.test_gguf_format import plain_model
+from tests.unit.executor.adapters.adapted_rows import plain_model
 
 
 def test_targets_are_the_linear_layers_and_the_embedding(tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ from torch import Tensor
 from executor_service.device import HostStreams, KVCache, Uploads
 from executor_service.errors import RecordingFailed
 from executor_service.model import (
+    Adapter,
     InputBatch,
     LoadedModel,
+    LowRankUpdate,
     MakeModel,
     PagedModel,
     build_input_batch,
@@ -171,6 +173,34 @@ def test_graphs_read_block_0_when_a_row_is_added(
     tables.fill_(-1)
     logits_of(pair.graphs, random_decodes(random.Random(6), 3))
     assert tables[3].tolist()[0] == 0
+
+
+def test_graphs_are_not_replayed_when_a_row_has_an_adapter(
+    pair: Pair, loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "model.layers.0.mlp.up_proj"
+    target = loaded.adapter_targets[name]
+    update = LowRankUpdate(torch.ones(1, target.num_inputs), torch.ones(target.num_outputs, 1), 0.1)
+    adapters = {"a@1": Adapter("a@1", {name: update})}
+    plain = random_decodes(random.Random(8), 3)
+    expected = logits_of(pair.graphs, plain)
+    assert pair.recorder.num_replayed == 1
+
+    for _ in range(2):
+        rows = [replace(row, adapter="a@1" * (index == 1)) for index, row in enumerate(plain)]
+        step = make_step(rows)
+        cpu = torch.device("cpu")
+        batch = build_input_batch(step, [0, 1, 2], BLOCK_SIZE, cpu, adapters=adapters)
+        with torch.inference_mode():
+            logits = pair.graphs.logits(batch)
+
+    assert pair.recorder.num_replayed == 1
+    assert pair.graphs.takes_adapters
+    torch.testing.assert_close(logits[::2], expected[::2], atol=TOLERANCE, rtol=0)
+    assert not torch.allclose(logits[1], expected[1], atol=100 * TOLERANCE)
+    assert [record.message.split()[0] for record in caplog.records].count(
+        "adapters_unrecorded"
+    ) == 1
 
 
 class _Counting:
