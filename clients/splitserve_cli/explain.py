@@ -294,6 +294,7 @@ _BECAUSE: Mapping[str, str] = MappingProxyType(
         "share": "its tenant had used its share of {}",
         "adapter_slot": "{} had no free slot for its adapter",
         "adapter_load": "{} was loading its adapter",
+        "adapter_failed": "{} could not load its adapter",
         "pool": "the whole KV cache of {} is too small for it",
         "results": "steps in flight at {} still included it",
         "does_not_fit": "no registered executor could ever run it",

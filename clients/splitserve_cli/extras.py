@@ -15,7 +15,7 @@ MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *(() if sys.platform == "win32" else ("uvloop",)),
         ),
         "executor": (
-            *("torch", "transformers", "sentencepiece", "safetensors", "psutil", "tqdm"),
+            *("torch", "transformers", "sentencepiece", "safetensors", "psutil", "regex", "tqdm"),
             "llguidance",
         ),
     }

@@ -1,5 +1,6 @@
 """Engine: the state of one executor (rows, blocks, steps in flight), planning and results."""
 
+from scheduler_service.scheduler.engine.adapter_slots import AdapterLoad
 from scheduler_service.scheduler.engine.engine import Engine
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.preemption_costs import (
@@ -16,6 +17,7 @@ __all__ = [
     "MAX_STEPS_OF_OTHERS",
     "NO_STAY",
     "RELEASED",
+    "AdapterLoad",
     "Engine",
     "Placement",
     "PreemptionCosts",

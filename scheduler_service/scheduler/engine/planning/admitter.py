@@ -189,7 +189,7 @@ class Admitter:
         draft, slots = self._placement.draft, self._placement.adapter_slots
         if blocker is AdmissionBlocker.ADAPTER_FAILED:
             why = slots.failure(adapter, request.submitted_ns)
-            self._fail(request, "ROW_FAILED", f"adapter {adapter!r} cannot be loaded: {why}")
+            self._fail(request, "ADAPTER_INVALID", f"adapter {adapter!r} cannot be loaded: {why}")
             return True
         if blocker is AdmissionBlocker.ADAPTER_LOAD:
             draft.blockers[request] = blocker

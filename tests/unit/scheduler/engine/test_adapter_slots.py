@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from scheduler_service.scheduler.engine.adapter_slots import AdapterLoad
+from scheduler_service.scheduler.engine import AdapterLoad
 from scheduler_service.scheduler.values import (
     AdmissionBlocker,
     Feature,
@@ -152,7 +152,7 @@ def test_requests_end_when_their_adapter_cannot_be_loaded() -> None:
     assert loading.rows() == ["none"]
     assert bad.finish_reason is FinishReason.ERROR
     assert bad.error == (
-        "ROW_FAILED",
+        "ADAPTER_INVALID",
         "adapter 'a@1' cannot be loaded: lora_alpha is 'x'; allowed: a number",
     )
     assert not other.is_finished
