@@ -3,6 +3,7 @@
 A random model of the Llama kind and its adapters are made first. `adapters_rate`: greedy rows
 without adapters, with one, and spread over several, in turns in the same services. `adapters_many`:
 requests that name a few of many registered adapters at random, of which few fit in the executor.
+`adapters_step`: a step of the scheduler alone, whose rows have many adapters or none.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.report import emit, percentile
+from benchmarks.scheduler import ScheduledLoad
 from benchmarks.serving import serving, wait_until_connected
 from splitserve_client import (
     AsyncClient,
@@ -236,7 +238,8 @@ def num_loads(metrics: str) -> int | None:
     """Adapters that executors have loaded, by the scheduler's metrics; None if these have none."""
     with urllib.request.urlopen(f"http://{metrics}/metrics") as response:
         lines = response.read().decode().splitlines()
-    found = [float(line.rpartition(" ")[2]) for line in lines if line.startswith(_LOADS)]
+    loads = (line for line in lines if line.startswith(_LOADS) and 'outcome="loaded"' in line)
+    found = [float(line.rpartition(" ")[2]) for line in loads]
     return int(sum(found)) if found else None
 
 
@@ -275,10 +278,32 @@ def measure_many(model: str, directory: Path, arguments: argparse.Namespace, siz
     )
 
 
+def measure_step(arguments: argparse.Namespace) -> None:
+    """Plans, encodes and applies steps of the same rows with and without adapters, in turns."""
+    rows, adapters = arguments.step_rows, arguments.step_adapters
+    plain = ScheduledLoad(rows, prefix_caching=True)
+    adapted = ScheduledLoad(rows, prefix_caching=True, num_adapters=adapters)
+    plain_us, adapted_us = zip(
+        *((plain.step(), adapted.step()) for _ in range(arguments.steps)), strict=True
+    )
+    emit(
+        "adapters_step",
+        rows=rows,
+        adapters=adapters,
+        plain_us=round(statistics.median(plain_us), 1),
+        adapted_us=round(statistics.median(adapted_us), 1),
+        ratio=round(statistics.median(adapted_us) / statistics.median(plain_us), 3),
+    )
+
+
+_PARTS = {"rate": measure_rates, "many": measure_many}
+_STEP = "step"
+
+
 def main() -> None:
     """Makes a model and adapters, and measures both parts, or one of them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", nargs="*", default=["rate", "many"], choices=["rate", "many"])
+    parser.add_argument("--parts", nargs="*", default=[*_PARTS, _STEP], choices=[*_PARTS, _STEP])
     parser.add_argument("--hidden-size", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--rank", type=int, default=16)
@@ -293,14 +318,18 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--short-tokens", type=int, default=16, help="of a request of part many")
     parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--step-rows", type=int, default=256)
+    parser.add_argument("--step-adapters", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=1000, help="of part step")
     arguments = parser.parse_args()
     sizes = Sizes(arguments.hidden_size, arguments.layers)
-    parts = {"rate": measure_rates, "many": measure_many}
+    if _STEP in arguments.parts:
+        measure_step(arguments)
     with tempfile.TemporaryDirectory() as directory:
         model = Path(directory) / "model"
         make_model(model, sizes)
-        for part in arguments.parts:
-            parts[part](str(model), Path(directory) / part, arguments, sizes)
+        for part in filter(_PARTS.__contains__, arguments.parts):
+            _PARTS[part](str(model), Path(directory) / part, arguments, sizes)
 
 
 if __name__ == "__main__":

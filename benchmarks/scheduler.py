@@ -21,9 +21,11 @@ import numpy as np
 
 from benchmarks.report import emit, percentile
 from scheduler_service.scheduler.values import (
+    Feature,
     Request,
     SamplingParams,
     SchedulerConfig,
+    SchedulingParams,
     StepOutcome,
     StepPlan,
     StepStatus,
@@ -43,9 +45,13 @@ _SEED = 0
 
 
 class ScheduledLoad:
-    """A core with `num_seqs` running sequences, and an executor that answers at once."""
+    """A core with `num_seqs` running sequences, and an executor that answers at once.
 
-    def __init__(self, num_seqs: int, *, prefix_caching: bool) -> None:
+    `num_adapters`: the sequences have so many adapters in turn; 0 for none.
+    """
+
+    def __init__(self, num_seqs: int, *, prefix_caching: bool, num_adapters: int = 0) -> None:
+        self._num_adapters = num_adapters
         self._random = random.Random(_SEED)
         self._shared = self._tokens(SHARED)
         self._num_requests = 0
@@ -61,10 +67,14 @@ class ScheduledLoad:
                 eos_token_ids=frozenset({2}),
                 prefix_caching=prefix_caching,
                 model_digest="0" * 64,
+                features=frozenset(Feature),
+                max_adapters=num_adapters,
+                num_adapter_slots=num_adapters,
             )
         )
         for _ in range(num_seqs):
             self.add(self.prompt())
+        self._load_adapters()
         while self.core.num_waiting:
             self.step()
         for _ in range(_WARM_UP_STEPS):
@@ -80,9 +90,19 @@ class ScheduledLoad:
         self._num_requests += 1
         number = self._num_requests
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=MAX_TOKENS)
-        request = Request.create(f"r{number}", prompt, params, arrival=number, seed=0)
+        adapter = f"a{number % self._num_adapters}@1" if self._num_adapters else ""
+        scheduling = SchedulingParams(adapter=adapter)
+        request = Request.create(
+            f"r{number}", prompt, params, arrival=number, seed=0, scheduling=scheduling
+        )
         self.core.add(request)
         return request
+
+    def _load_adapters(self) -> None:
+        for number in range(self._num_adapters):
+            self.core.adapter_slots.load(f"a{number}@1", (), 0, 0)
+        for load in self.core.adapter_slots.take_begun():
+            self.core.adapter_loaded(load.adapter, "")
 
     def step(self) -> float:
         """One step; returns its microseconds, without those of the executor that is not there."""
