@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from splitserve_adapters import (
     AdapterFiles,
@@ -22,11 +25,12 @@ from splitserve_adapters import (
 )
 from splitserve_contract import DomainError
 
-_LOOKS_EVERY_S = 1.0
+_MAX_READERS = 4
 # Names of adapters that an error lists.
 _MAX_SHOWN = 10
 
 _log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 
 class AdapterUnknown(DomainError):
@@ -50,7 +54,7 @@ class RegisteredAdapter:
 
 @dataclass(slots=True)
 class _Version:
-    """Files of an adapter as they were read. `files`: open while `num_requests` is not 0."""
+    """Files of an adapter as they were read. `files`: open while `num_users` is not 0."""
 
     name: str
     path: Path
@@ -58,42 +62,46 @@ class _Version:
     num_bytes: int
     base_model: str
     files_version: object
-    num_requests: int = 0
+    num_users: int = 0
     files: AdapterFiles | None = None
 
 
 @dataclass(slots=True)
 class _Known:
-    """A name, and the folder it stands for. `checked_s`: when the files were looked at last.
+    """A name, and the folder it stands for.
 
-    `is_found`: the folder was found in the folder of adapters.
+    `is_found`: the folder was found in the folder of adapters. `version`: None if the files could
+    not be read, for the reason `why_not`.
     """
 
     path: Path
     is_found: bool = False
     version: _Version | None = None
-    checked_s: float = -_LOOKS_EVERY_S
+    why_not: str = ""
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class AdapterRegistry:
-    """Adapters by name: given at the start, from a watched file, from a folder, or by operators."""
+    """Adapters by name: given at the start, from a watched file, from a folder, or by operators.
+
+    Files are read in threads of its own: a disk that hangs costs requests with adapters alone.
+    """
 
     def __init__(
         self,
         adapters: Mapping[str, Path] | None = None,
         directory: Path | None = None,
         file: Path | None = None,
-        now_s: Callable[[], float] = lambda: asyncio.get_running_loop().time(),
     ) -> None:
         """`directory`: each folder in it is an adapter. `file`: lists more, and may change."""
         self._directory = directory
         self._file = file
-        self._now_s = now_s
+        self._threads = ThreadPoolExecutor(_MAX_READERS, "adapter-files")
         self._known = {name: _Known(path) for name, path in (adapters or {}).items()}
+        self._in_directory: dict[str, Path] = {}
         self._in_file: dict[str, Path] = {}
         self._file_error = ""
-        # Versions that requests may have, by reference; those in use among them.
+        # Versions that requests may have, by reference.
         self._versions: dict[str, _Version] = {}
 
     @property
@@ -101,100 +109,109 @@ class AdapterRegistry:
         """Whether no name can be registered but by an operator, and none has been."""
         return not self._known and self._directory is None and self._file is None
 
-    def names(self) -> list[str]:
-        """Returns the registered names, in order; those of the folder are read from it."""
-        return sorted({*self._known, *self._in_directory()})
-
-    def list(self) -> list[RegisteredAdapter]:
+    async def list(self) -> list[RegisteredAdapter]:
         """Returns the registered adapters, in order of their names."""
-        found = {name: self._shown(name, known) for name, known in self._known.items()}
-        for name, path in self._in_directory().items():
-            found.setdefault(name, RegisteredAdapter(name, path))
-        return [found[name] for name in sorted(found)]
+        self._in_directory = await self._run(self._read_directory)
+        return [self._shown(name) for name in self._names()]
 
     # -- names of requests -------------------------------------------------------------------------
 
-    async def look(self, name: str) -> None:
+    @asynccontextmanager
+    async def looking(self, name: str) -> AsyncIterator[None]:
         """Reads the files of an adapter, if they were not read or have changed.
 
-        To be called before `reference`, which reports errors.
+        In the block, `reference` returns the version that they have now, or raises why there is
+        none.
         """
-        known = self._find(name)
-        if known is None or (known.version and self._now_s() - known.checked_s < _LOOKS_EVERY_S):
+        version = await self._look(name)
+        if version is None:
+            yield
             return
-        async with known.reading:
-            try:
-                await self._read(name, known)
-            except AdapterInvalid as error:
-                known.version = None
-                _log.warning("adapter_unreadable name=%s reason=%r", name, str(error))
-                if known.is_found and not known.path.is_dir():
-                    self._known.pop(name, None)
+        try:
+            yield
+        finally:
+            self._release(version)
 
     def reference(self, name: str) -> str:
-        """Returns the name for rows of the version that an adapter has now.
+        """Returns the name for rows of the version that an adapter has; see `looking`.
 
         Raises AdapterUnknown, and DomainError(ADAPTER_INVALID) if its files cannot be read.
         """
-        known = self._find(name)
+        known = self._known.get(name)
         if known is None:
-            raise AdapterUnknown(name, self.names())
+            raise AdapterUnknown(name, self._names())
         if known.version is None:
-            try:
-                with self._open(known):
-                    pass
-            except AdapterInvalid as error:
-                raise _invalid(str(error)) from error
-            raise _invalid(f"the files of adapter {name!r} changed while they were read")
+            raise _invalid(known.why_not)
         return reference_of(name, known.version.digest)
 
     def hold(self, reference: str) -> None:
-        """Keeps the files of a version, for a request that was accepted with it."""
+        """Keeps the files of a version for a request; to be called in `looking`."""
         version = self._versions.get(reference)
-        if version is None:
-            return
-        if version.files is None:
-            try:
-                files = AdapterFiles.open(version.path, self._directory_of(version.path))
-            except AdapterInvalid as error:
-                raise _invalid(str(error)) from error
-            if files.version != version.files_version:
-                files.close()
-                raise _invalid(f"the files of adapter {version.name!r} have just changed")
-            version.files = files
-        version.num_requests += 1
+        if version is not None:
+            version.num_users += 1
 
     def release(self, reference: str) -> None:
         """Ends one `hold`."""
         version = self._versions.get(reference)
-        if version is None:
+        if version is not None:
+            self._release(version)
+
+    async def _look(self, name: str) -> _Version | None:
+        """Returns the version that an adapter has now, in use by the caller; None without one."""
+        known = self._known.get(name)
+        if known is None:
+            if await self._run(self._find, name) is None:
+                self._in_directory = await self._run(self._read_directory)
+                return None
+            assert self._directory is not None
+            known = self._known.setdefault(name, _Known(self._directory / name, is_found=True))
+        async with known.reading:
+            try:
+                version = await self._read(name, known)
+            except AdapterInvalid as error:
+                _log.warning("adapter_unreadable name=%s reason=%r", name, str(error))
+                known.version, known.why_not = None, str(error)
+                if known.is_found and await self._run(self._find, name) is None:
+                    self._known.pop(name, None)
+                return None
+        return version
+
+    def _release(self, version: _Version) -> None:
+        version.num_users -= 1
+        if version.num_users:
             return
-        version.num_requests -= 1
-        if version.num_requests == 0:
-            assert version.files is not None, "held files are open"
-            version.files.close()
-            version.files = None
-            known = self._known.get(version.name)
-            if known is None or known.version is not version:
-                self._forget_version(version)
+        assert version.files is not None, "files in use are open"
+        version.files.close()
+        version.files = None
+        known = self._known.get(version.name)
+        if known is None or known.version is not version:
+            self._versions.pop(reference_of(version.name, version.digest), None)
 
     # -- for executors -----------------------------------------------------------------------------
 
     def source(self, reference: str) -> tuple[Path, str, int] | None:
         """Returns path, digest and size in bytes of a version; None if no request has it."""
         version = self._versions.get(reference)
-        return None if version is None else (version.path, version.digest, version.num_bytes)
+        return (
+            None
+            if version is None or version.files is None
+            else (version.path, version.digest, version.num_bytes)
+        )
 
-    def chunks(self, digest: str) -> Generator[tuple[str, bytes]]:
-        """Returns a generator of (file name, next bytes) of a version that requests have.
-
-        Raises AdapterUnknown.
-        """
+    async def chunks(self, digest: str) -> AsyncGenerator[tuple[str, bytes], None]:
+        """Yields (file name, next bytes) of a version that requests have. Raises AdapterUnknown."""
         for version in self._versions.values():
             if version.digest == digest and version.files is not None:
                 # Own descriptors: the requests may end meanwhile.
-                return _chunks(version.files.duplicate())
-        raise AdapterUnknown(digest, [])
+                files = version.files.duplicate()
+                break
+        else:
+            raise AdapterUnknown(digest, [])
+        with files:
+            for name in files.names:
+                chunks = files.chunks(name)
+                while (chunk := await self._run(next, chunks, None)) is not None:
+                    yield name, chunk
 
     # -- changes -----------------------------------------------------------------------------------
 
@@ -203,28 +220,28 @@ class AdapterRegistry:
 
         Raises DomainError: ADAPTER_INVALID, ADAPTER_EXISTS.
         """
-        path = await asyncio.to_thread(path.absolute)
-        present = self._find(name)
+        path = await self._run(path.absolute)
+        present = self._known.get(name)
         if present is not None and present.path != path and not replace:
             raise DomainError(
                 "ADAPTER_EXISTS", f"adapter {name!r} is {present.path}; `replace` is not set"
             )
+        known = _Known(path)
         try:
             check_adapter_name(name)
-            known = _Known(path)
-            await self._read(name, known)
+            version = await self._read(name, known)
         except AdapterInvalid as error:
             raise _invalid(str(error)) from error
-        if present is not None:
-            self._forget(name)
+        self._forget(name)
         self._known[name] = known
+        self._release(version)
         _log.info("adapter_registered name=%s path=%s", name, path)
-        return self._shown(name, known)
+        return self._shown(name)
 
     def unload(self, name: str) -> None:
         """Removes an adapter; requests that have it keep it. Raises AdapterUnknown."""
         if name not in self._known:
-            raise AdapterUnknown(name, self.names())
+            raise AdapterUnknown(name, self._names())
         self._forget(name)
         _log.info("adapter_removed name=%s", name)
 
@@ -239,7 +256,7 @@ class AdapterRegistry:
         if self._file is None:
             return
         try:
-            listed = await asyncio.to_thread(read_adapters_file, self._file)
+            listed = await self._run(read_adapters_file, self._file)
         except AdapterInvalid as error:
             if self._file_error != str(error):
                 self._file_error = str(error)
@@ -261,82 +278,87 @@ class AdapterRegistry:
 
     # -- files -------------------------------------------------------------------------------------
 
-    def _find(self, name: str) -> _Known | None:
-        known = self._known.get(name)
-        if known is None and self._directory is not None and _is_folder_name(name):
-            path = self._directory / name
-            if path.is_dir():
-                known = self._known[name] = _Known(path, is_found=True)
-        return known
+    async def _run(self, function: Callable[..., _Result], *arguments: object) -> _Result:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, function, *arguments)
 
-    def _in_directory(self) -> dict[str, Path]:
+    def _find(self, name: str) -> Path | None:
+        """Returns the folder of a name in the folder of adapters."""
+        if self._directory is None or not _is_folder_name(name):
+            return None
+        path = self._directory / name
+        return path if path.is_dir() else None
+
+    def _read_directory(self) -> dict[str, Path]:
         if self._directory is None:
             return {}
         try:
-            folders = (path for path in self._directory.iterdir() if path.is_dir())
-            return {path.name: path for path in folders if _is_folder_name(path.name)}
+            folders = [path for path in self._directory.iterdir() if path.is_dir()]
         except OSError:
             return {}
+        return {path.name: path for path in folders if _is_folder_name(path.name)}
 
-    def _directory_of(self, path: Path) -> Path | None:
-        """Returns the folder that the files of a request's choice must not leave."""
-        is_inside = self._directory is not None and path.parent == self._directory
-        return self._directory if is_inside else None
-
-    def _open(self, known: _Known) -> AdapterFiles:
-        return AdapterFiles.open(known.path, self._directory_of(known.path))
-
-    async def _read(self, name: str, known: _Known) -> None:
-        """Sets the version of an adapter. Raises AdapterInvalid."""
-        before, inside = known.version, self._directory_of(known.path)
-        now = await asyncio.to_thread(_examine, name, known.path, inside, before)
-        known.checked_s = self._now_s()
-        if now is before:
-            return
+    async def _read(self, name: str, known: _Known) -> _Version:
+        """Sets the version of an adapter, and returns it, in use. Raises AdapterInvalid."""
+        before = known.version
+        is_inside = known.path.parent == self._directory
+        inside = self._directory if is_inside else None
+        files, now = await self._run(_examine, name, known.path, inside, before)
         # The same files may be in use already.
-        known.version = self._versions.setdefault(reference_of(name, now.digest), now)
-        if before is not None:
+        version = self._versions.setdefault(reference_of(name, now.digest), now)
+        if version.files is None:
+            version.files = files
+        else:
+            files.close()
+        version.num_users += 1
+        known.version = version
+        if before is not None and before is not version:
             self._forget_version(before)
-
-    def _forget_version(self, version: _Version) -> None:
-        """Forgets a version that its name does not stand for any more, unless requests have it."""
-        if version.num_requests == 0:
-            self._versions.pop(reference_of(version.name, version.digest), None)
+        return version
 
     def _forget(self, name: str) -> None:
         known = self._known.pop(name, None)
         if known is not None and known.version is not None:
             self._forget_version(known.version)
 
-    @staticmethod
-    def _shown(name: str, known: _Known) -> RegisteredAdapter:
-        version = known.version
-        if version is None:
+    def _forget_version(self, version: _Version) -> None:
+        """Forgets a version that its name does not stand for any more, unless requests have it."""
+        if version.num_users == 0:
+            self._versions.pop(reference_of(version.name, version.digest), None)
+
+    def _names(self) -> list[str]:
+        return sorted({*self._known, *self._in_directory})
+
+    def _shown(self, name: str) -> RegisteredAdapter:
+        known = self._known.get(name)
+        if known is None:
+            return RegisteredAdapter(name, self._in_directory[name])
+        if known.version is None:
             return RegisteredAdapter(name, known.path)
-        return RegisteredAdapter(name, known.path, version.digest, version.base_model)
+        return RegisteredAdapter(name, known.path, known.version.digest, known.version.base_model)
 
 
-def _examine(name: str, path: Path, inside: Path | None, before: _Version | None) -> _Version:
-    """Returns the version of the files at `path`; `before` if they have not changed since.
+def _examine(
+    name: str, path: Path, inside: Path | None, before: _Version | None
+) -> tuple[AdapterFiles, _Version]:
+    """Returns the open files at `path` and their version: `before` if they have not changed since.
 
     Raises AdapterInvalid.
     """
-    with AdapterFiles.open(path, inside) as files:
+    files = AdapterFiles.open(path, inside)
+    try:
         found = files.version
         if before is not None and before.files_version == found:
-            return before
+            return files, before
         base_model = files.config().get("base_model_name_or_path")
         digest, num_bytes = files.digest(), files.num_bytes
         if files.version != found:
             raise AdapterInvalid(f"the files of adapter {name!r} changed while they were read")
+    except BaseException:
+        files.close()
+        raise
     shown = base_model if isinstance(base_model, str) else ""
-    return _Version(name, path, digest, num_bytes, shown, found)
-
-
-def _chunks(files: AdapterFiles) -> Generator[tuple[str, bytes]]:
-    with files:
-        for name in files.names:
-            yield from ((name, chunk) for chunk in files.chunks(name))
+    return files, _Version(name, path, digest, num_bytes, shown, found)
 
 
 def _is_folder_name(name: str) -> bool:

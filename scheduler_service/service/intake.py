@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
 from scheduler_service.adapters import AdapterUnknown
@@ -87,10 +88,9 @@ class Intake:
         _limit_output(request, limits.max_output_tokens, config)
         return AcceptedRequest(request, Admission(name, charge, caller=caller.name))
 
-    async def look_at_adapter(self, message: api.GenerateRequest) -> None:
-        """Has the files read of the adapter that a request names; to be called before `accept`."""
-        if message.adapter:
-            await self._cluster.adapters.look(message.adapter)
+    def looking_at_adapter(self, message: api.GenerateRequest) -> AbstractAsyncContextManager[None]:
+        """Reads the files of the adapter that a request names, which is accepted in the block."""
+        return self._cluster.adapters.looking(message.adapter)
 
     def _choose_adapter(self, request: Request) -> None:
         """Replaces the name of a registered adapter by that of its present version.

@@ -9,7 +9,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import aclosing
 from urllib.parse import unquote
 
 import grpc.aio
@@ -76,10 +76,8 @@ class RegistryServicer(registry_pb2_grpc.RegistryServiceServicer):
         self, request: registry_pb2.FetchAdapterRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[registry_pb2.FetchAdapterResponse]:
         """Streams the files of an adapter that requests have."""
-        chunks = self._cluster.adapters.chunks(request.digest)
-        with closing(chunks):
-            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-                file_name, data = chunk
+        async with aclosing(self._cluster.adapters.chunks(request.digest)) as chunks:
+            async for file_name, data in chunks:
                 yield registry_pb2.FetchAdapterResponse(file_name=file_name, data=data)
 
 

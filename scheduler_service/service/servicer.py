@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 import grpc.aio
 
 from scheduler_service.audit import Audit
-from scheduler_service.callers import Admission, AllowAllCallers, Callers, Scope
+from scheduler_service.callers import Admission, AllowAllCallers, Caller, Callers, Scope
 from scheduler_service.driver import Driver
 from scheduler_service.scheduler import FAULT_MESSAGE, FAULT_REASON
 from scheduler_service.service.caller_checks import CallerChecks, CallerNames
@@ -46,6 +53,8 @@ _CHUNK_BYTES = 64 * 1024
 _MAX_TOKENIZER_REQUEST_BYTES = 1024
 # Requests of one message that are submitted before the event loop runs other work.
 _SUBMITTED_AT_ONCE = 8
+# Submits of a Session that wait for files of adapters at a time.
+_MAX_SLOW_SUBMITS = 256
 # A caller with one of these scopes submits for many tenants, which must not slow each other down.
 _FOR_OTHERS = frozenset({Scope.GATEWAY, Scope.TENANTS})
 
@@ -64,6 +73,49 @@ class Opener:
     credential: str
     peer: str
     pause: RefusalPause
+
+
+class SlowSubmits:
+    """Submits of one Session that wait for the files of an adapter, while others go on, by handle.
+
+    A context manager, which waits for all of them at the end. Raises what they raise.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._group = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:  # noqa: ANN401
+        try:
+            await self._group.__aexit__(*error)
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+
+    def __contains__(self, handle: int) -> bool:
+        return handle in self._tasks
+
+    async def begin(self, handle: int, submit: Coroutine[Any, Any, None]) -> None:
+        """Begins a submit; first waits while there are very many."""
+        if len(self._tasks) >= _MAX_SLOW_SUBMITS:
+            await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+        task = self._tasks[handle] = self._group.create_task(submit)
+        task.add_done_callback(lambda _task: self._tasks.pop(handle))
+
+    def then(self, handle: int, action: Callable[[], None]) -> None:
+        """Does something once the request of a handle is submitted, which may be now."""
+        task = self._tasks.get(handle)
+        if task is None:
+            action()
+        else:
+            task.add_done_callback(lambda _task: action())
+
+
+def _handle_in_use(handle: int) -> DomainError:
+    return DomainError("SESSION_PROTOCOL", f"handle {handle} is in use in this session")
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
@@ -108,15 +160,27 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         stream = GenerateStream(self._cluster.delivery.new_outbox())
         tenant = self._checks.known_tenant(caller)
         with self._open_calls.stream(tenant), self._cluster.client_stream(stream):
-            await self._intake.look_at_adapter(request)
-            with self._request_log.refusals(request, caller):
-                accepted = self._intake.accept(request, caller)
-                accepted.request.client_key = client_key(stream.number, 0)
-                stream.request_id = accepted.admission.name.own_id
-                with self._traced(accepted, request, context) as admission:
-                    self._cluster.submit(accepted.request, RequestSink(stream, 0), admission)
+            if request.adapter:
+                async with self._intake.looking_at_adapter(request):
+                    self._generate(request, caller, stream, context)
+            else:
+                self._generate(request, caller, stream, context)
             while (response := await stream.outbox.get()) is not None:
                 yield response
+
+    def _generate(
+        self,
+        request: api.GenerateRequest,
+        caller: Caller,
+        stream: GenerateStream,
+        context: grpc.aio.ServicerContext,
+    ) -> None:
+        with self._request_log.refusals(request, caller):
+            accepted = self._intake.accept(request, caller)
+            accepted.request.client_key = client_key(stream.number, 0)
+            stream.request_id = accepted.admission.name.own_id
+            with self._traced(accepted, request, context) as admission:
+                self._cluster.submit(accepted.request, RequestSink(stream, 0), admission)
 
     async def Session(
         self,
@@ -157,32 +221,53 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         stream: SessionStream,
         opener: Opener,
     ) -> None:
-        async for message in request_iterator:
-            if stream.outbox.has_ended:
-                return
-            match message.WhichOneof("action"):
-                case "submit":
-                    await self._submit_in_turn([message.submit], stream, opener)
-                case "abort":
-                    name = stream.names.get(message.abort.handle)
-                    if name is not None:
-                        self._cluster.abort(name)
-                case _ if not message.submissions:
-                    raise DomainError("SESSION_PROTOCOL", "a message has no action")
-            await self._submit_in_turn(message.submissions, stream, opener)
+        async with SlowSubmits() as slow:
+            async for message in request_iterator:
+                if stream.outbox.has_ended:
+                    return
+                match message.WhichOneof("action"):
+                    case "submit":
+                        await self._submit_in_turn([message.submit], stream, opener, slow)
+                    case "abort":
+                        handle = message.abort.handle
+                        slow.then(handle, partial(self._abort, stream, handle))
+                    case _ if not message.submissions:
+                        raise DomainError("SESSION_PROTOCOL", "a message has no action")
+                await self._submit_in_turn(message.submissions, stream, opener, slow)
+
+    def _abort(self, stream: SessionStream, handle: int) -> None:
+        name = stream.names.get(handle)
+        if name is not None:
+            self._cluster.abort(name)
 
     async def _submit_in_turn(
-        self, submissions: Sequence[api.SessionSubmit], stream: SessionStream, opener: Opener
+        self,
+        submissions: Sequence[api.SessionSubmit],
+        stream: SessionStream,
+        opener: Opener,
+        slow: SlowSubmits,
     ) -> None:
         for number, submit in enumerate(submissions, 1):
             if stream.outbox.has_ended:
                 return
-            await self._intake.look_at_adapter(submit.request)
+            if submit.handle in slow:
+                raise _handle_in_use(submit.handle)
+            if submit.request.adapter:
+                looking = self._look_and_submit(submit, stream, opener)
+                await slow.begin(submit.handle, looking)
+                continue
             await opener.pause.after(self._submit(submit, stream, opener))
             # A client that does not read its refusals gets no more of them: its submits wait.
             await stream.outbox.wait_for_room()
             if number % _SUBMITTED_AT_ONCE == 0:
                 await asyncio.sleep(0)  # lets steps run between the requests of a long message
+
+    async def _look_and_submit(
+        self, submit: api.SessionSubmit, stream: SessionStream, opener: Opener
+    ) -> None:
+        async with self._intake.looking_at_adapter(submit.request):
+            if not stream.outbox.has_ended:
+                self._submit(submit, stream, opener)
 
     def _submit(
         self, submit: api.SessionSubmit, stream: SessionStream, opener: Opener
@@ -193,7 +278,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """
         handle = submit.handle
         if handle in stream.names:
-            raise DomainError("SESSION_PROTOCOL", f"handle {handle} is in use in this session")
+            raise _handle_in_use(handle)
         try:
             name = partial(self._names.of_submit, opener.credential, submit.credential)
             with self._request_log.unknown_callers(opener.peer, name):
@@ -287,7 +372,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> api.ListAdaptersResponse:
         """Returns the registered adapters that the caller's tenant may use."""
         caller = self._checks.of_call(context)
-        registered = await asyncio.to_thread(self._cluster.adapters.list)
+        registered = await self._cluster.adapters.list()
         allowed = self._checks.allowed_adapters(caller, registered, request.credential)
         return api.ListAdaptersResponse(adapters=map(encode_adapter, allowed))
 

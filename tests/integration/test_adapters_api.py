@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from executor_service.steps import SAMPLING_FEATURES, ExecutorLimits, Feature, StepInput
-from splitserve_client import BeamSearch, SamplingParams, SchedulingParams
+from splitserve_adapters import AdapterFiles, reference_of
+from splitserve_client import (
+    AdapterUnknown,
+    BeamSearch,
+    SamplingParams,
+    SchedulingParams,
+    SplitserveError,
+)
 from tests.support.fakes.expected_outputs import expected_completions
-from tests.support.fakes.fake_executor import FakeExecutor
+from tests.support.fakes.fake_executor import FakeAdapters, FakeExecutor
 from tests.support.fakes.fake_model import VOCAB_SIZE, expected_tokens
 from tests.support.processes.fake_service import FakeService, StepWatch, fake_service
 
@@ -116,3 +125,88 @@ async def test_decoder_reads_the_encoder_tokens_of_its_request() -> None:
         # Once for each request, whatever its number of sequences.
         assert sorted(encoded) == [3] * 4 + [40] * 2
         await service.wait_idle()
+
+
+# -- adapters that executors load ------------------------------------------------------------------
+
+
+def write_adapter(folder: Path, weights: bytes) -> str:
+    """Writes an adapter that fake executors take; returns its name for rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "new").write_bytes(weights)
+    (folder / "new").rename(folder / "adapter_model.safetensors")
+    with AdapterFiles.open(folder) as files:
+        return reference_of(folder.name, files.digest())
+
+
+async def ask_loaded(service: FakeService, name: str, reference: str) -> None:
+    """Completes the prompt with a registered adapter, which changes the tokens by its version."""
+    scheduling = SchedulingParams(adapter=name)
+    generation = await service.client.complete(PROMPT, PARAMS, scheduling=scheduling)
+    assert generation.completions == expected_completions(PROMPT, PARAMS, adapter=reference)
+
+
+async def test_many_adapters_take_turns_in_few_slots(tmp_path: Path) -> None:
+    references = [write_adapter(tmp_path / f"n{number}", b"%d" % number) for number in range(12)]
+    executors = [FakeExecutor(adapters=FakeAdapters(2)) for _ in range(2)]
+    async with fake_service(*executors, adapters_dir=str(tmp_path)) as service:
+        asking = [ask_loaded(service, f"n{n}", references[n]) for n in range(12) for _ in range(3)]
+        await asyncio.gather(*asking, ask(service, ""), ask(service, ""))
+    assert all(each.adapters is not None for each in executors)
+    loads = [name for each in executors if each.adapters for name in each.adapters.loads]
+    assert set(loads) == set(references)
+
+
+async def test_request_keeps_its_version_when_the_files_are_replaced(tmp_path: Path) -> None:
+    old = write_adapter(tmp_path / "sql", b"old")
+    watch = StepWatch()
+    executor = FakeExecutor(adapters=FakeAdapters(2), fault=watch)
+    async with fake_service(executor, adapters_dir=str(tmp_path)) as service:
+        watch.hold(after=3)
+        running = asyncio.create_task(ask_loaded(service, "sql", old))
+        await watch.wait_held()
+        new = write_adapter(tmp_path / "sql", b"new")
+        assert new != old
+        later = asyncio.create_task(ask_loaded(service, "sql", new))
+        watch.release()
+        await asyncio.gather(running, later)
+        (listed,) = await service.client.list_adapters()
+        assert f"{listed.name}@{listed.digest[:16]}" == new
+
+
+async def test_new_executor_gets_files_from_the_scheduler_that_are_gone_from_the_disk(
+    tmp_path: Path,
+) -> None:
+    reference = write_adapter(tmp_path / "sql", b"weights")
+    watch = StepWatch()
+    executor = FakeExecutor(adapters=FakeAdapters(1), fault=watch)
+    async with fake_service(executor, adapters_dir=str(tmp_path)) as service:
+        watch.hold(after=3)
+        running = asyncio.create_task(ask_loaded(service, "sql", reference))
+        await watch.wait_held()
+        shutil.rmtree(tmp_path / "sql")
+        await service.kill(executor, watch)
+        await executor.start()
+        await running
+    assert executor.adapters is not None
+    assert executor.adapters.loads == [reference, reference]
+
+
+async def test_adapter_that_cannot_be_loaded_costs_its_requests_alone(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "bad", b"bad weights")
+    good = write_adapter(tmp_path / "good", b"weights")
+    executor = FakeExecutor(adapters=FakeAdapters(1))
+    async with fake_service(executor, adapters_dir=str(tmp_path)) as service:
+        others = [asyncio.create_task(ask_loaded(service, "good", good)) for _ in range(3)]
+        for _ in range(2):
+            with pytest.raises(SplitserveError, match="lora_A has NaN") as failed:
+                await service.client.complete(
+                    PROMPT, PARAMS, scheduling=SchedulingParams(adapter="bad")
+                )
+            assert failed.value.reason == "ADAPTER_INVALID"
+        await asyncio.gather(*others)
+        with pytest.raises(AdapterUnknown, match="no adapter 'none'; registered: bad, good"):
+            await service.client.complete(
+                PROMPT, PARAMS, scheduling=SchedulingParams(adapter="none")
+            )

@@ -164,6 +164,9 @@ class BurstLink:
                 change(result)
             self._arrived.put_nowait(result)
 
+    async def load_adapter(self, request: pb.LoadAdapterRequest) -> None:
+        """See Link. Every adapter is loaded at once."""
+
     @property
     def is_silent(self) -> bool:
         """Whether no result will ever come of what was sent."""

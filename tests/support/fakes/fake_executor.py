@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Self
 
 from executor_service.service import (
     SERVICE,
+    AdapterLoading,
     Departures,
     Encode,
     ExecutorServicer,
@@ -33,6 +34,7 @@ from executor_service.service import (
 )
 from executor_service.steps import (
     SAMPLING_FEATURES,
+    AdapterSupport,
     DefaultSampling,
     ExecutorInfo,
     ExecutorLimits,
@@ -45,6 +47,7 @@ from executor_service.steps import (
 )
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve.executor.v1 import executor_pb2_grpc
+from splitserve_adapters import AdapterInvalid
 from splitserve_contract import DomainError
 from splitserve_rpc import OPEN, RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
@@ -77,6 +80,7 @@ async def start_executor(
     listen: str = "127.0.0.1:0",
     tokenizer_files: Mapping[str, Path] | None = None,
     security: ServerSecurity = OPEN,
+    adapters: AdapterLoading | None = None,
 ) -> ExecutorServer:
     """Serves `runner` on `listen`, under the epoch and with the limits of `info`."""
     running = bind_server(listen, (SERVICE,), info.limits.max_message_bytes, security=security)
@@ -84,7 +88,11 @@ async def start_executor(
     servicer = ExecutorServicer()
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(servicer, running.server)
     worker = CountingWorker(StepExecutor(info, runner))
-    servicer.serve(ReadyExecutor(worker, lambda: worker.describe(info), tokenizer_files or {}))
+    servicer.serve(
+        ReadyExecutor(
+            worker, lambda: worker.describe(info), tokenizer_files or {}, adapters=adapters
+        )
+    )
     await running.server.start()
     return ExecutorServer(info, servicer, worker, running)
 
@@ -105,6 +113,34 @@ _MAX_ADAPTERS_PER_STEP = 4
 
 
 @dataclass(slots=True)
+class FakeAdapters:
+    """Adapters in the memory of a fake executor: the contents of their files.
+
+    Weights that begin with b"bad" cannot be loaded. `loads`: names, in order.
+    """
+
+    num_slots: int
+    by_name: dict[str, Mapping[str, bytes]] = field(default_factory=dict)
+    loads: list[str] = field(default_factory=list)
+
+    def has(self, name: str) -> bool:
+        return name in self.by_name
+
+    def keep(self, names: Collection[str]) -> None:
+        for name in set(self.by_name) - set(names):
+            del self.by_name[name]
+
+    def check_room(self, num_bytes: int) -> None:
+        assert len(self.by_name) < self.num_slots, f"no slot for {num_bytes} bytes"
+
+    def load(self, name: str, files: Mapping[str, bytes]) -> None:
+        if files["adapter_model.safetensors"].startswith(b"bad"):
+            raise AdapterInvalid("adapter_model.safetensors: lora_A has NaN")
+        self.by_name[name] = files
+        self.loads.append(name)
+
+
+@dataclass(slots=True)
 class _Life:
     """State of one executor process."""
 
@@ -119,7 +155,8 @@ class FakeExecutor:
     """See the top of this file. Without `scheduler_address` it does not register.
 
     `registration_pause_s`: between two attempts, instead of a second. `us_per_block`,
-    `us_per_token`: see FakeRunner.
+    `us_per_token`: see FakeRunner. `adapters`: those that it loads for its scheduler; None if it
+    has its own, or none.
     """
 
     scheduler_address: str | None = None
@@ -141,6 +178,7 @@ class FakeExecutor:
     fault: Callable[[StepInput], StepFault] = no_fault
     registration_pause_s: float = 0.02
     num_steps: int = 0
+    adapters: FakeAdapters | None = None
     violations: list[str] = field(default_factory=list)
     _life: _Life | None = None
     _listen: str = field(default_factory=reserve_address)
@@ -182,10 +220,17 @@ class FakeExecutor:
             us_per_token=self.us_per_token,
         )
         runner.violations = self.violations
+        registry = GrpcRegistry(self.scheduler_address or "")
+        adapters = self.adapters
+        if adapters is not None:
+            adapters.by_name.clear()
         server = await start_executor(
-            self._new_info(), _Counted(self, runner), self._listen, self.tokenizer_files
+            self._new_info(),
+            _Counted(self, runner),
+            self._listen,
+            self.tokenizer_files,
+            adapters=None if adapters is None else AdapterLoading(adapters, registry.fetch_adapter),
         )
-        registry = GrpcRegistry(self.scheduler_address or server.info.address)
         registering = asyncio.create_task(self._register(server, registry))
         self._life = _Life(runner, server, registry, registering)
 
@@ -257,7 +302,12 @@ class FakeExecutor:
             sliding_window=self.sliding_window_tokens,
             default_sampling=self.default_sampling,
         )
-        limits = self.limits
+        limits, features, support = self.limits, self.features, None
+        if self.adapters is not None:
+            num_slots = self.adapters.num_slots
+            features |= {Feature.ADAPTERS}
+            limits = replace(limits, max_adapters_per_step=num_slots)
+            support = AdapterSupport(max_num_loaded=num_slots, max_rank=8)
         if Feature.ADAPTERS in self.features and limits.max_adapters_per_step is None:
             limits = replace(limits, max_adapters_per_step=_MAX_ADAPTERS_PER_STEP)
         return ExecutorInfo(
@@ -268,8 +318,9 @@ class FakeExecutor:
             num_host_blocks=self.num_host_blocks,
             block_bytes=16 * self.block_size,
             limits=limits,
-            features=self.features,
+            features=features,
             software_version="fake",
+            adapter_support=support,
         )
 
 

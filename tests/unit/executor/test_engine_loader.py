@@ -83,8 +83,19 @@ def test_load_engine_announces_the_window_and_features_of_the_model(tmp_path: Pa
     make_tiny_model("mistral", tmp_path)
     info = load_engine_of(f"--model={tmp_path}", "--num-device-blocks=8").info
     assert info.model.sliding_window == SLIDING_WINDOW
-    assert info.features == SAMPLING_FEATURES | {Feature.SEVERAL_TOKENS}
+    assert info.features == SAMPLING_FEATURES | {Feature.SEVERAL_TOKENS, Feature.ADAPTERS}
+    assert info.limits.max_adapters_per_step == 8
+    assert info.adapter_support is not None
+    assert (info.adapter_support.max_num_loaded, info.adapter_support.max_rank) == (8, 64)
+    assert {"q_proj", "down_proj", "lm_head"} <= set(info.adapter_support.target_modules)
+
+
+def test_load_engine_announces_no_adapters_when_none_are_wanted(tmp_path: Path) -> None:
+    make_tiny_model("mistral", tmp_path)
+    info = load_engine_of(f"--model={tmp_path}", *PLAIN, "--max-adapters=0").info
+    assert Feature.ADAPTERS not in info.features
     assert info.limits.max_adapters_per_step is None
+    assert info.adapter_support is None
 
 
 def test_load_engine_refuses_fp8_by_name_when_on_a_cpu() -> None:

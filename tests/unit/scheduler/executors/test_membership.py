@@ -194,6 +194,9 @@ async def test_registrations_are_bounded_when_nobody_answers() -> None:
         ("slow_compute_reason", "c" * 2000),
         ("address", "a" * 1000 + ":1"),
         # It stands in lines of the log.
+        ("adapter_support.max_num_loaded", 1),
+        ("adapter_support.max_num_loaded", 2**31 - 1),
+        ("adapter_support.max_rank", 0),
         ("trial_step.took_us", 0),
         ("trial_step.took_us", 2**60),
         ("trial_step.num_tokens", -1),
@@ -215,6 +218,11 @@ def test_info_is_refused_when_a_field_is_out_of_range(path: str, value: object) 
     info = Machine(ADDRESS).info
     if path.startswith("trial_step"):
         info.trial_step.CopyFrom(pb.TrialStep(num_tokens=1, num_attended=1, took_us=1))
+        check_executor_info(info)
+    if path.startswith("adapter_support"):
+        info.features.append(pb.FEATURE_ADAPTERS)
+        info.limits.max_adapters_per_step = 2
+        info.adapter_support.CopyFrom(pb.AdapterSupport(max_num_loaded=2, max_rank=1))
         check_executor_info(info)
     set_path(info, path, value)
     with pytest.raises(DomainError) as refusal:
