@@ -407,13 +407,13 @@ inline void multiply_task(const Linear& linear, int task, const T* input, size_t
     if (linear.bias) bias[v] = load(linear.bias + output + v * kLanes);
     scales[v] = linear.scales ? load(linear.scales + output + v * kLanes) : splat(1.0f);
   }
-  if (updates.is_any()) updates.apply(panel_index, first, count, scales, sums);
+  bool is_scaled[kRowBlock] = {};
+  if (updates.is_any()) updates.apply(panel_index, first, count, scales, sums, is_scaled);
   for (int i = 0; i < count; ++i) {
-    const bool is_scaled = updates.changes(first + i);
     Floats finished[kPanelVectors];
     for (int v = 0; v < kPanelVectors; ++v) {
       const Floats sum = load(sums + i * kPanel + v * kLanes);
-      finished[v] = is_scaled ? sum + bias[v] : sum * scales[v] + bias[v];
+      finished[v] = is_scaled[i] ? sum + bias[v] : sum * scales[v] + bias[v];
     }
     finish(first + i, output, finished);
   }
