@@ -29,10 +29,9 @@ struct VectorWords {
   const uint32_t* at(int v, size_t k) const { return words + v * stride + k * kLanes; }
   Words load(int v, size_t k) const { return load_as<Words>(at(v, k)); }
 
+  // The processor itself brings near what comes later.
   template <int R>
-  SPLITSERVE_INLINE void fetch(int v, size_t k) const {
-    __builtin_prefetch(at(v, k) + kBytesAhead<R> / sizeof(uint32_t));
-  }
+  SPLITSERVE_INLINE void fetch(int, size_t) const {}
 };
 
 // See `accumulate`. One function for both directions: it is large.
@@ -69,14 +68,11 @@ struct LowRank {
            starts[half + 1] - starts[half] == int64_t{num_words[half]} * kHalfPanel;
   }
 
-  // Brings near what `apply` reads for a panel; `kLevel` as of __builtin_prefetch.
-  template <int kLevel>
-  void fetch(int panel) const {
+  // Adds what `apply` reads for a panel.
+  void expect(int panel, LinesAhead& ahead) const {
     if (!num_ranks) return;
     for (int half = 2 * panel; half < 2 * panel + 2; ++half) {
-      const auto* from = reinterpret_cast<const char*>(up + starts[half]);
-      const auto* end = from + size_t(num_words[half]) * kHalfPanel * sizeof(uint32_t);
-      for (; from < end; from += 64) __builtin_prefetch(from, 0, kLevel);
+      ahead.add(up + starts[half], size_t(num_words[half]) * kHalfPanel * sizeof(uint32_t));
     }
   }
 
@@ -184,8 +180,15 @@ class RowUpdates {
   // No row has any.
   RowUpdates() = default;
 
-  RowUpdates(const AdaptedRows& rows, int linear, int num_inputs, T* shrunk, size_t stride)
-      : rows_(&rows), linear_(linear), num_inputs_(num_inputs), shrunk_(shrunk), stride_(stride) {
+  // `num_inputs`, `next_num_inputs`: of the matrix and the next one; 0 if there is none.
+  RowUpdates(const AdaptedRows& rows, int linear, int num_inputs, int next_num_inputs, T* shrunk,
+             size_t stride)
+      : rows_(&rows),
+        linear_(linear),
+        num_inputs_(num_inputs),
+        next_num_inputs_(next_num_inputs),
+        shrunk_(shrunk),
+        stride_(stride) {
     for (int i = 0; i < rows.num_adapters(); ++i) {
       num_chunks_ = std::max(num_chunks_, of(i).num_chunks());
       is_any_ |= of(i).is_any();
@@ -206,9 +209,16 @@ class RowUpdates {
     if (num_vectors == 1) shrink<1>(update, block, vector, input, stride);
   }
 
-  // Brings near what `apply` reads for a panel.
-  __attribute__((noinline)) void fetch(int panel) const {
-    for (int i = 0; i < rows_->num_adapters(); ++i) of(i).template fetch<2>(panel);
+  // Adds what `apply` reads for a panel, one of `num_panels`, and its share of what the next matrix
+  // is shrunk with.
+  void expect(int panel, int num_panels, LinesAhead& ahead) const {
+    for (int i = 0; i < rows_->num_adapters(); ++i) of(i).expect(panel, ahead);
+    for (int i = 0; next_num_inputs_ && i < rows_->num_adapters(); ++i) {
+      const LowRank& next = rows_->adapter(i).linears[linear_ + 1];
+      const size_t size = size_t(next.num_ranks) * next_num_inputs_ * sizeof(T);
+      const size_t begin = size * panel / num_panels, end = size * (panel + 1) / num_panels;
+      ahead.add(static_cast<const char*>(next.down) + begin, end - begin);
+    }
   }
 
   // Scales and updates the sums of a panel, [count][kPanel], of rows first .. first + count - 1;
@@ -228,7 +238,6 @@ class RowUpdates {
         sums_of[k] = sums + size_t(row - first) * kPanel;
         is_scaled[row - first] = true;
       }
-      if (i + 1 < rows_->num_adapters()) of(i + 1).template fetch<3>(panel);
       of(i).apply(panel, shrunk, num_rows, scales, sums_of);
     }
   }
@@ -262,7 +271,7 @@ class RowUpdates {
   }
 
   const AdaptedRows* rows_ = nullptr;
-  int linear_ = 0, num_inputs_ = 0;
+  int linear_ = 0, num_inputs_ = 0, next_num_inputs_ = 0;
   T* shrunk_ = nullptr;
   size_t stride_ = 0;
   int num_chunks_ = 0;
