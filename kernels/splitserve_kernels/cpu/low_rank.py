@@ -98,9 +98,7 @@ class StepAdapters:
     token's index in `adapters`, -1 for none.
     """
 
-    def __init__(
-        self, adapters: Sequence[NativeAdapter], of_token: npt.NDArray[np.int32]
-    ) -> None:
+    def __init__(self, adapters: Sequence[NativeAdapter], of_token: npt.NDArray[np.int32]) -> None:
         self.adapters = adapters
         self.addresses = np.array([adapter.address for adapter in adapters], np.int64)
         self.of_token = of_token
