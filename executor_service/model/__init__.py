@@ -4,7 +4,6 @@ from executor_service.model.adapter import (
     AdaptedTokens,
     Adapter,
     LoadedAdapters,
-    LowRankUpdate,
     Target,
 )
 from executor_service.model.input_batch import (
@@ -63,6 +62,7 @@ from executor_service.model.transformers_attention import (
     run_in_steps,
     unbind,
 )
+from splitserve_kernels.low_rank_update import LowRankUpdate
 
 __all__ = [
     "IMPLEMENTATION_NAME",
