@@ -270,7 +270,8 @@ class NativeDecoder:
         if own_embedding is not None:
             self._check_own(own_embedding)
             own_embedding = own_embedding.detach().to(dtype).contiguous()
-        return NativeAdapter(linears, embedding, own_embedding, self._own_head(weights.own_head))
+        own_head = self._own_head(weights.own_head)
+        return NativeAdapter(library, linears, embedding, own_embedding, own_head)
 
     def _own_head(self, own: Tensor | None) -> PackedLinear | None:
         if own is None:

@@ -20,6 +20,7 @@ from splitserve_kernels.cpu.operations import PackedLinear
 from splitserve_kernels.low_rank_update import LowRankUpdate
 
 _WORD_BYTES = 4
+_LINE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +63,14 @@ class NativeAdapter:
 
     def __init__(
         self,
+        library: NativeLibrary,
         linears: Sequence[PackedUpdate | None],
         embedding: PackedUpdate | None,
         own_embedding: Tensor | None,
         own_head: PackedLinear | None,
     ) -> None:
         """Keeps all of these alive. `linears`: see `Adapter` in low_rank.h."""
+        linears = _in_large_pages(library, linears)
         updates = [update for update in (*linears, embedding) if update is not None]
         self.num_bytes = sum(update.num_bytes for update in updates)
         self.num_bytes += 0 if own_head is None else own_head.num_bytes
@@ -239,6 +242,24 @@ def _of_outputs(
         if part is not None:
             joined[torch.from_numpy(own)] = part.float()
     return joined
+
+
+def _in_large_pages(
+    library: NativeLibrary, updates: Sequence[PackedUpdate | None]
+) -> list[PackedUpdate | None]:
+    """Moves the matrices of `updates` to memory of their own: small pages cost a walk each."""
+    matrices = [matrix for update in updates if update for matrix in (update.down, update.up)]
+    sizes = [-(-matrix.nbytes // _LINE_BYTES) * _LINE_BYTES for matrix in matrices]
+    memory = library.cleared_panels(sum(sizes))
+    moved = []
+    for matrix, place in zip(matrices, torch.split(memory, sizes), strict=True):
+        moved.append(place[: matrix.nbytes].view(matrix.dtype).view(matrix.shape))
+        moved[-1].copy_(matrix)
+    places = iter(moved)
+    return [
+        None if update is None else replace(update, down=next(places), up=next(places))
+        for update in updates
+    ]
 
 
 def _update_as_c(update: PackedUpdate | None) -> CLowRank:

@@ -161,6 +161,7 @@ class AdapterKind:
     has_own: bool = False
 
 
+@torch.no_grad()
 def random_adapter(model: Any, kind: AdapterKind, seed: int) -> Adapter:  # noqa: ANN401
     """Random numbers for a `transformers` model, in its dtype; `ranks` take turns."""
     generator = torch.Generator().manual_seed(seed)
@@ -216,4 +217,4 @@ def merged(model: Any, adapter: Adapter) -> Any:  # noqa: ANN401
         if update.bias is not None:
             bias = 0.0 if module.bias is None else module.bias
             module.bias = nn.Parameter(bias + update.bias)
-    return model
+    return model.requires_grad_(False)

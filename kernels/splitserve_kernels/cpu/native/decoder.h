@@ -230,8 +230,11 @@ class DecoderWorker {
   // What the adapters of `rows` (null for none) change in matrix `index` of Adapter::linears.
   RowUpdates<T> updates_of(const Linear& linear, int index, const AdaptedRows* rows) {
     if (!rows) return RowUpdates<T>();
-    return RowUpdates<T>(*rows, index, linear.num_inputs, scratch_.shrunk.data(),
-                         adapted_->most_ranks);
+    const int width = decoder_.width, heads = decoder_.num_heads * decoder_.head_dim;
+    const int next[] = {heads, width, decoder_.mlp_width, width};
+    const bool is_head = index == decoder_.num_layers * kLayerLinears;
+    return RowUpdates<T>(*rows, index, linear.num_inputs, is_head ? 0 : next[index % kLayerLinears],
+                         scratch_.shrunk.data(), adapted_->most_ranks);
   }
 
   const AdaptedRows* adapted_tokens() const { return adapted_ ? &adapted_->tokens : nullptr; }

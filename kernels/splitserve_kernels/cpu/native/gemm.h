@@ -179,14 +179,53 @@ SPLITSERVE_INLINE void multiply_block(const Source* sources, int num_sources, co
   for (int i = 0; i < R; ++i) finish(i, sums[i]);
 }
 
+// Memory that is needed soon, brought near little by little while rows are multiplied: many lines at
+// once would keep the processor waiting.
+class LinesAhead {
+ public:
+  // Of more ranges than there is room for, the last ones are left out.
+  void add(const void* from, size_t size) {
+    if (num_ranges_ == kMostRanges || !size) return;
+    const size_t num_lines = (size + kLineBytes - 1) / kLineBytes;
+    ranges_[num_ranges_++] = {static_cast<const char*>(from), num_lines};
+    num_lines_ += num_lines;
+  }
+
+  // `fetch` will be called `count` times.
+  void spread_over(int count) { num_lines_ = num_lines_ / count + 1; }
+
+  void fetch() {
+    size_t left = num_lines_;
+    for (; left && next_ < num_ranges_; next_ += ranges_[next_].num_lines == 0) {
+      Range& range = ranges_[next_];
+      const size_t count = std::min(left, range.num_lines);
+      const char* from = range.begin;
+      for (size_t i = 0; i < count; ++i) __builtin_prefetch(from + i * kLineBytes, 0, 2);
+      range = {from + count * kLineBytes, range.num_lines - count};
+      left -= count;
+    }
+  }
+
+ private:
+  static constexpr int kMostRanges = 64, kLineBytes = 64;
+  struct Range {
+    const char* begin;
+    size_t num_lines;
+  };
+  Range ranges_[kMostRanges];
+  size_t num_lines_ = 0;
+  int num_ranges_ = 0, next_ = 0;
+};
+
 // Multiplies `num_rows` rows with the words of the sources, one after the other, and calls
 // finish(row, sums of kVectors vectors) for each. `start`: [num_rows, kVectors * kLanes] sums to begin
 // with, or null.
 template <class T, class Source, class Finish>
 inline void multiply(const Source* sources, int num_sources, const T* const* rows, int num_rows,
-                     const float* start, Finish finish) {
+                     const float* start, Finish finish, LinesAhead* ahead = nullptr) {
   const int num_blocks = (num_rows + kMaxRows - 1) / kMaxRows;
   for (int block = 0, done = 0; block < num_blocks; ++block) {
+    if (ahead) ahead->fetch();
     // Blocks of nearly equal size: 4 + 4 rows are faster than 6 + 2.
     const int count = (num_rows - done + num_blocks - block - 1) / (num_blocks - block);
     const float* from = start ? start + done * Source::kVectors * kLanes : nullptr;
@@ -283,17 +322,17 @@ inline int num_tasks(const Linear& linear, int num_rows) {
 // sums[i] += row i times the words of `source`, [num_rows][kVectors * kLanes]; = if it is the first.
 template <class T, class Source>
 inline void accumulate(const Source& source, const T* const* rows, int num_rows, bool is_first,
-                       float* sums) {
+                       float* sums, LinesAhead* ahead = nullptr) {
   constexpr int kVectors = Source::kVectors;
   multiply(&source, 1, rows, num_rows, is_first ? nullptr : sums, [&](int i, const Floats* of_row) {
     for (int v = 0; v < kVectors; ++v) store(sums + (i * kVectors + v) * kLanes, of_row[v]);
-  });
+  }, ahead);
 }
 
 // The same for a panel of groups, whose weights become words a few groups at a time.
 template <class T>
 inline void multiply_unpacked(const Linear& linear, int panel_index, const T** rows, int num_rows,
-                              float* sums) {
+                              float* sums, LinesAhead& ahead) {
   constexpr int kWords = kGroup / kPerWord<T>, kGroups = kWidenedWords / kWords;
   const int kind = linear.kinds[panel_index], num_groups = linear.num_inputs / kGroup;
   const auto* panel = static_cast<const uint8_t*>(linear.panels) + linear.starts[panel_index];
@@ -305,7 +344,8 @@ inline void multiply_unpacked(const Linear& linear, int panel_index, const T** r
                       panel + head_offset(kind, first + i), words + size_t(i) * kWords * kPanel);
     }
     const auto* next = reinterpret_cast<const int8_t*>(panel + group_offset(kind, first + count));
-    accumulate(WidenedWords<T>{words, next, count * kWords}, rows, num_rows, first == 0, sums);
+    const WidenedWords<T> part{words, next, count * kWords};
+    accumulate(part, rows, num_rows, first == 0, sums, &ahead);
     for (int i = 0; i < num_rows; ++i) rows[i] += count * kGroup;
   }
 }
@@ -324,7 +364,7 @@ inline void multiply_groups_of(int of_panel, const uint8_t* panel, int first, in
 
 // Rounded rows `first_row` .. times a panel of groups.
 inline void multiply_rounded(const Linear& linear, int panel_index, const RoundedRows& rounded,
-                             int first_row, int num_rows, float* sums) {
+                             int first_row, int num_rows, float* sums, LinesAhead& ahead) {
   const auto* panel = static_cast<const uint8_t*>(linear.panels) + linear.starts[panel_index];
   const int num_groups = linear.num_inputs / kGroup;
   const int num_blocks = (num_rows + kMaxGroupRows - 1) / kMaxGroupRows;
@@ -335,6 +375,7 @@ inline void multiply_rounded(const Linear& linear, int panel_index, const Rounde
   for (int first = 0; first < num_groups; first += part) {
     const int count = std::min(part, num_groups - first);
     for (int block = 0; block < num_blocks; ++block) {
+      ahead.fetch();
       const int begin = num_rows * block / num_blocks, end = num_rows * (block + 1) / num_blocks;
       multiply_groups_of(linear.kinds[panel_index], panel, first, count, rows + begin, end - begin,
                          sums + begin * kPanel);
@@ -343,29 +384,29 @@ inline void multiply_rounded(const Linear& linear, int panel_index, const Rounde
 }
 
 // `num_rows` rows times one panel, without scales and bias: `sums` [num_rows][kPanel]. Advances
-// `rows`. One function for all that is done with the sums: it is large.
+// `rows`, and fetches from `ahead`. One function for all that is done with the sums: it is large.
 template <class T>
 __attribute__((noinline)) void multiply_panel(const Linear& linear, int panel_index, const T** rows,
-                                              int num_rows, float* sums) {
+                                              int num_rows, float* sums, LinesAhead& ahead) {
   const int num_words = linear.num_inputs / kPerWord<T>;
   const size_t first = size_t(panel_index) * num_words * kPanel;
   const auto advance = [&](int count) {
     for (int i = 0; i < num_rows; ++i) rows[i] += count * kPerWord<T>;
   };
-  if (linear.kinds) return multiply_unpacked(linear, panel_index, rows, num_rows, sums);
+  if (linear.kinds) return multiply_unpacked(linear, panel_index, rows, num_rows, sums, ahead);
   if (!linear.scales) {
     const uint32_t* panel = static_cast<const uint32_t*>(linear.panels) + first;
     constexpr int kWords = kInputBlock / kPerWord<T>;
     for (int word = 0; word < num_words; word += kWords) {
       const PanelWords part{panel + size_t(word) * kPanel, std::min(kWords, num_words - word)};
-      accumulate(part, rows, num_rows, word == 0, sums);
+      accumulate(part, rows, num_rows, word == 0, sums, &ahead);
       advance(part.num_words);
     }
     return;
   }
   const int8_t* panel = static_cast<const int8_t*>(linear.panels) + first * kPerWord<T>;
   if (num_rows <= kMaxRows) {
-    accumulate(Int8Words<T>{panel, num_words}, rows, num_rows, true, sums);
+    accumulate(Int8Words<T>{panel, num_words}, rows, num_rows, true, sums, &ahead);
     return;
   }
   alignas(64) uint32_t widened[kWidenedWords * kPanel];
@@ -373,7 +414,7 @@ __attribute__((noinline)) void multiply_panel(const Linear& linear, int panel_in
     const int count = std::min(kWidenedWords, num_words - word);
     widen_vectors<T>(panel, count * kPanelVectors, widened);
     panel += size_t(count) * kPanelVectors * kVectorBytes<T>;
-    accumulate(WidenedWords<T>{widened, panel, count}, rows, num_rows, word == 0, sums);
+    accumulate(WidenedWords<T>{widened, panel, count}, rows, num_rows, word == 0, sums, &ahead);
     advance(count);
   }
 }
@@ -390,16 +431,20 @@ inline void multiply_task(const Linear& linear, int task, const T* input, size_t
   const int first = int(int64_t{num_rows} * block / num_blocks);
   const int count = int(int64_t{num_rows} * (block + 1) / num_blocks) - first;
   alignas(64) float sums[kRowBlock * kPanel];
-  if (updates.is_any()) updates.fetch(panel_index);
+  LinesAhead ahead;
+  if (updates.is_any()) {
+    updates.expect(panel_index, num_panels(linear.num_outputs), ahead);
+    ahead.spread_over((count + kMaxRows - 1) / kMaxRows * (1 + linear.num_inputs / kInputBlock));
+  }
   if (linear.rounds_rows()) {
-    multiply_rounded(linear, panel_index, prepared.rounded(), first, count, sums);
+    multiply_rounded(linear, panel_index, prepared.rounded(), first, count, sums, ahead);
   } else {
     const T* rows[kRowBlock];
     for (int i = 0; i < count; ++i) {
       rows[i] = linear.order ? prepared.ordered(first + i, linear.num_inputs)
                              : input + (first + i) * stride;
     }
-    multiply_panel(linear, panel_index, rows, count, sums);
+    multiply_panel(linear, panel_index, rows, count, sums, ahead);
   }
   const int output = panel_index * kPanel;
   Floats bias[kPanelVectors] = {}, scales[kPanelVectors];
@@ -407,13 +452,13 @@ inline void multiply_task(const Linear& linear, int task, const T* input, size_t
     if (linear.bias) bias[v] = load(linear.bias + output + v * kLanes);
     scales[v] = linear.scales ? load(linear.scales + output + v * kLanes) : splat(1.0f);
   }
-  if (updates.is_any()) updates.apply(panel_index, first, count, scales, sums);
+  bool is_scaled[kRowBlock] = {};
+  if (updates.is_any()) updates.apply(panel_index, first, count, scales, sums, is_scaled);
   for (int i = 0; i < count; ++i) {
-    const bool is_scaled = updates.changes(first + i);
     Floats finished[kPanelVectors];
     for (int v = 0; v < kPanelVectors; ++v) {
       const Floats sum = load(sums + i * kPanel + v * kLanes);
-      finished[v] = is_scaled ? sum + bias[v] : sum * scales[v] + bias[v];
+      finished[v] = is_scaled[i] ? sum + bias[v] : sum * scales[v] + bias[v];
     }
     finish(first + i, output, finished);
   }

@@ -29,10 +29,9 @@ struct VectorWords {
   const uint32_t* at(int v, size_t k) const { return words + v * stride + k * kLanes; }
   Words load(int v, size_t k) const { return load_as<Words>(at(v, k)); }
 
+  // The processor itself brings near what comes later.
   template <int R>
-  SPLITSERVE_INLINE void fetch(int v, size_t k) const {
-    __builtin_prefetch(at(v, k) + kBytesAhead<R> / sizeof(uint32_t));
-  }
+  SPLITSERVE_INLINE void fetch(int, size_t) const {}
 };
 
 // See `accumulate`. One function for both directions: it is large.
@@ -62,35 +61,56 @@ struct LowRank {
   bool is_any() const { return num_ranks || bias || gain; }
   int num_chunks() const { return (num_ranks + kRankVectors * kLanes - 1) / (kRankVectors * kLanes); }
 
-  void fetch(int half) const {
-    if (!num_ranks) return;
-    const auto* from = reinterpret_cast<const char*>(up + starts[half]);
-    const auto* end = from + size_t(num_words[half]) * kHalfPanel * sizeof(uint32_t);
-    for (; from < end; from += 64) __builtin_prefetch(from, 0, 2);
+  // Half panels with the same ranks lie side by side.
+  bool is_whole(int panel) const {
+    const int half = 2 * panel;
+    return num_words[half] == num_words[half + 1] &&
+           starts[half + 1] - starts[half] == int64_t{num_words[half]} * kHalfPanel;
   }
 
-  // sums[i] = gain * (sums[i] * scales + up shrunk[i]) + bias for the outputs of a half panel.
-  // `scales`, `sums`: those of its panel; `sums[i]`: [kPanel]. At most kRowBlock rows.
+  // Adds what `apply` reads for a panel.
+  void expect(int panel, LinesAhead& ahead) const {
+    if (!num_ranks) return;
+    for (int half = 2 * panel; half < 2 * panel + 2; ++half) {
+      ahead.add(up + starts[half], size_t(num_words[half]) * kHalfPanel * sizeof(uint32_t));
+    }
+  }
+
+  // sums[i] = gain * (sums[i] * scales + up shrunk[i]) + bias for the outputs of a panel. `scales`:
+  // [kPanelVectors], `sums[i]`: [kPanel]. At most kRowBlock rows.
   template <class T>
-  void apply(int half, const T* const* shrunk, int num_rows, const Floats* scales,
+  void apply(int panel, const T* const* shrunk, int num_rows, const Floats* scales,
              float* const* sums) const {
-    alignas(64) float products[kRowBlock * kHalfPanel];
+    if (is_whole(panel)) {
+      return apply_vectors<T, kPanelVectors>(2 * panel, shrunk, num_rows, scales, sums);
+    }
+    for (int half = 2 * panel; half < 2 * panel + 2; ++half) {
+      apply_vectors<T, kHalfVectors>(half, shrunk, num_rows, scales, sums);
+    }
+  }
+
+ private:
+  // The same for V vectors, from half panel `half` on.
+  template <class T, int V>
+  void apply_vectors(int half, const T* const* shrunk, int num_rows, const Floats* scales,
+                     float* const* sums) const {
+    alignas(64) float products[kRowBlock * V * kLanes];
     const int count = num_ranks ? num_words[half] : 0;
     if (count) {
       const T* rows[kRowBlock];
       for (int i = 0; i < num_rows; ++i) rows[i] = shrunk[i] + first_words[half] * kPerWord<T>;
-      const size_t stride = size_t(count) * kLanes;
-      accumulate_vectors(VectorWords<kHalfVectors>{up + starts[half], count, stride}, rows, num_rows,
-                         true, products);
+      const VectorWords<V> words{up + starts[half], count, size_t(count) * kLanes};
+      accumulate_vectors(words, rows, num_rows, true, products);
     }
-    for (int v = 0; v < kHalfVectors; ++v) {
-      const int in_panel = half % 2 * kHalfVectors + v, output = half * kHalfPanel + v * kLanes;
+    const int first = half % 2 * kHalfVectors;
+    for (int v = 0; v < V; ++v) {
+      const int output = half * kHalfPanel + v * kLanes;
       const Floats factor = gain ? load(gain + output) : splat(1.0f);
       const Floats term = bias ? load(bias + output) : Floats{};
       for (int i = 0; i < num_rows; ++i) {
-        float* at = sums[i] + in_panel * kLanes;
-        Floats sum = load(at) * scales[in_panel];
-        if (count) sum += load(products + (i * kHalfVectors + v) * kLanes);
+        float* at = sums[i] + (first + v) * kLanes;
+        Floats sum = load(at) * scales[first + v];
+        if (count) sum += load(products + (i * V + v) * kLanes);
         store(at, sum * factor + term);
       }
     }
@@ -160,8 +180,15 @@ class RowUpdates {
   // No row has any.
   RowUpdates() = default;
 
-  RowUpdates(const AdaptedRows& rows, int linear, int num_inputs, T* shrunk, size_t stride)
-      : rows_(&rows), linear_(linear), num_inputs_(num_inputs), shrunk_(shrunk), stride_(stride) {
+  // `num_inputs`, `next_num_inputs`: of the matrix and the next one; 0 if there is none.
+  RowUpdates(const AdaptedRows& rows, int linear, int num_inputs, int next_num_inputs, T* shrunk,
+             size_t stride)
+      : rows_(&rows),
+        linear_(linear),
+        num_inputs_(num_inputs),
+        next_num_inputs_(next_num_inputs),
+        shrunk_(shrunk),
+        stride_(stride) {
     for (int i = 0; i < rows.num_adapters(); ++i) {
       num_chunks_ = std::max(num_chunks_, of(i).num_chunks());
       is_any_ |= of(i).is_any();
@@ -171,13 +198,6 @@ class RowUpdates {
   bool is_any() const { return is_any_; }
   // Of `shrink`.
   int num_tasks() const { return num_chunks_ ? int(rows_->blocks().size()) * num_chunks_ : 0; }
-
-  // Whether `apply` changes the sums of a row, and scales them.
-  bool changes(int row) const {
-    if (!is_any_) return false;
-    const Adapter* adapter = rows_->of_row(row);
-    return adapter && adapter->linears[linear_].is_any();
-  }
 
   // `input`: row i begins at input + i * stride.
   __attribute__((noinline)) void shrink(int task, const T* input, size_t stride) const {
@@ -189,17 +209,22 @@ class RowUpdates {
     if (num_vectors == 1) shrink<1>(update, block, vector, input, stride);
   }
 
-  // Brings near what `apply` reads for a panel.
-  __attribute__((noinline)) void fetch(int panel) const {
-    for (int i = 0; i < rows_->num_adapters(); ++i) {
-      of(i).fetch(2 * panel);
-      of(i).fetch(2 * panel + 1);
+  // Adds what `apply` reads for a panel, one of `num_panels`, and its share of what the next matrix
+  // is shrunk with.
+  void expect(int panel, int num_panels, LinesAhead& ahead) const {
+    for (int i = 0; i < rows_->num_adapters(); ++i) of(i).expect(panel, ahead);
+    for (int i = 0; next_num_inputs_ && i < rows_->num_adapters(); ++i) {
+      const LowRank& next = rows_->adapter(i).linears[linear_ + 1];
+      const size_t size = size_t(next.num_ranks) * next_num_inputs_ * sizeof(T);
+      const size_t begin = size * panel / num_panels, end = size * (panel + 1) / num_panels;
+      ahead.add(static_cast<const char*>(next.down) + begin, end - begin);
     }
   }
 
-  // Updates the sums of a panel, [count][kPanel], of rows first .. first + count - 1.
+  // Scales and updates the sums of a panel, [count][kPanel], of rows first .. first + count - 1;
+  // only of those that have an update, for which is_scaled[row - first] is set.
   __attribute__((noinline)) void apply(int panel, int first, int count, const Floats* scales,
-                                       float* sums) const {
+                                       float* sums, bool* is_scaled) const {
     const T* shrunk[kRowBlock];
     float* sums_of[kRowBlock];
     for (int i = 0; i < rows_->num_adapters(); ++i) {
@@ -211,9 +236,9 @@ class RowUpdates {
         const int row = rows_->row(block.begin + k);
         shrunk[k] = shrunk_ + row * stride_;
         sums_of[k] = sums + size_t(row - first) * kPanel;
+        is_scaled[row - first] = true;
       }
-      of(i).apply(2 * panel, shrunk, num_rows, scales, sums_of);
-      of(i).apply(2 * panel + 1, shrunk, num_rows, scales, sums_of);
+      of(i).apply(panel, shrunk, num_rows, scales, sums_of);
     }
   }
 
@@ -246,7 +271,7 @@ class RowUpdates {
   }
 
   const AdaptedRows* rows_ = nullptr;
-  int linear_ = 0, num_inputs_ = 0;
+  int linear_ = 0, num_inputs_ = 0, next_num_inputs_ = 0;
   T* shrunk_ = nullptr;
   size_t stride_ = 0;
   int num_chunks_ = 0;
@@ -265,8 +290,7 @@ inline void update_embedding(const LowRank& update, int64_t id, int size, float*
   for (int panel = 0; panel < num_panels(size); ++panel) {
     const int count = std::min(kPanel, size - panel * kPanel);
     std::copy_n(row + panel * kPanel, count, sums);
-    update.apply(2 * panel, &shrunk, 1, ones, &sums_of);
-    update.apply(2 * panel + 1, &shrunk, 1, ones, &sums_of);
+    update.apply(panel, &shrunk, 1, ones, &sums_of);
     std::copy_n(sums, count, row + panel * kPanel);
   }
 }
