@@ -109,7 +109,7 @@ class AdapterRegistry:
         """Whether no name can be registered but by an operator, and none has been."""
         return not self._known and self._directory is None and self._file is None
 
-    async def list(self) -> list[RegisteredAdapter]:
+    async def listed(self) -> list[RegisteredAdapter]:
         """Returns the registered adapters, in order of their names."""
         self._in_directory = await self._run(self._read_directory)
         return [self._shown(name) for name in self._names()]

@@ -372,7 +372,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> api.ListAdaptersResponse:
         """Returns the registered adapters that the caller's tenant may use."""
         caller = self._checks.of_call(context)
-        registered = await self._cluster.adapters.list()
+        registered = await self._cluster.adapters.listed()
         allowed = self._checks.allowed_adapters(caller, registered, request.credential)
         return api.ListAdaptersResponse(adapters=map(encode_adapter, allowed))
 

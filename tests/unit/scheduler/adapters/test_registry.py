@@ -61,7 +61,7 @@ async def test_reference_is_name_and_digest(tmp_path: Path) -> None:
     folder = write(tmp_path / "sql")
     known = AdapterRegistry({"sql": folder})
     assert await reference(known, "sql") == f"sql@{digest(folder)[:16]}"
-    (listed,) = await known.list()
+    (listed,) = await known.listed()
     assert (listed.name, listed.path, listed.base_model) == ("sql", folder, "org/base")
     assert listed.digest == digest(folder)
 
@@ -139,7 +139,7 @@ async def test_folders_of_the_directory_are_found_when_a_request_names_them(tmp_
     known = AdapterRegistry(directory=tmp_path)
     folder = write(tmp_path / "late")
     assert await reference(known, "late") == f"late@{digest(folder)[:16]}"
-    assert [each.name for each in await known.list()] == ["late"]
+    assert [each.name for each in await known.listed()] == ["late"]
 
 
 @pytest.mark.parametrize("name", ["..", ".", "../out", "in/side", "a\\b", "", "x\n", "a@b", "no"])
@@ -206,13 +206,13 @@ async def test_file_of_adapters_is_followed(tmp_path: Path) -> None:
     file.write_text(f"# ours\n\nsql={first}\nchat={first}\n")
     known = AdapterRegistry(file=file)
     await known.read_file()
-    assert [each.name for each in await known.list()] == ["chat", "sql"]
+    assert [each.name for each in await known.listed()] == ["chat", "sql"]
 
     file.write_text(f"sql={second}\n")
     await known.read_file()
-    assert [each.name for each in await known.list()] == ["sql"]
+    assert [each.name for each in await known.listed()] == ["sql"]
     assert await reference(known, "sql") == f"sql@{digest(second)[:16]}"
 
     file.write_text("no line of this form")
     await known.read_file()
-    assert [each.name for each in await known.list()] == ["sql"]
+    assert [each.name for each in await known.listed()] == ["sql"]
