@@ -65,7 +65,6 @@ from executor_service.model.transformers_attention import (
     run_in_steps,
     unbind,
 )
-from splitserve_kernels.low_rank_update import LowRankUpdate
 
 __all__ = [
     "IMPLEMENTATION_NAME",

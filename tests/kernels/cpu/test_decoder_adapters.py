@@ -22,11 +22,11 @@ from executor_service.model import (
     Adapter,
     InputBatch,
     LoadedModel,
-    LowRankUpdate,
 )
 from executor_service.runner import ModelRunner
 from executor_service.steps import RowStatus, StepInput, run_on
 from splitserve_kernels.cpu import NativeLibrary, RevealedStates
+from splitserve_kernels.low_rank_update import LowRankUpdate
 from splitserve_kernels.paged_batch import build_paged_batch
 from tests.kernels.cpu.tiny_decoders import (
     AdapterKind,

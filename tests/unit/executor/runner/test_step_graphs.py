@@ -19,7 +19,6 @@ from executor_service.model import (
     Adapter,
     InputBatch,
     LoadedModel,
-    LowRankUpdate,
     MakeModel,
     PagedModel,
     build_input_batch,
@@ -34,6 +33,7 @@ from executor_service.runner import (
     prompt_shapes,
 )
 from executor_service.steps import SamplingParams
+from splitserve_kernels.low_rank_update import LowRankUpdate
 from tests.support.devices.recorded_ops import RecordedOps, static_model
 from tests.support.models.tiny_models import load_tiny_model
 from tests.support.steps.step_driver import Row, make_step
