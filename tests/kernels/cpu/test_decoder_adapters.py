@@ -49,13 +49,15 @@ SOME = AdapterKind(r"(q|v|up|down)_proj$", ranks=(3, 5, 40))
 DORA = AdapterKind(r"_proj$|lm_head", ranks=(1, 2, 17), has_vectors=True)
 EMBEDDING = AdapterKind(ranks=(8,), has_embedding=True)
 OWN = AdapterKind(has_own=True)
-# Query heads of llama_one_kv_head end within a vector.
+# Query heads of llama_one_kv_head end within a vector; llama_odd_vocabulary has half panels of the
+# gate and of the up projection alone.
 CASES = [
     ("llama_one_kv_head", ALL),
     ("llama_one_kv_head", SOME),
     ("llama_bias", DORA),
     ("llama_tied", EMBEDDING),
     ("llama_odd_vocabulary", OWN),
+    ("llama_odd_vocabulary", ALL),
     ("qwen3", SOME),
 ]
 

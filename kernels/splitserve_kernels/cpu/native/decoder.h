@@ -240,8 +240,8 @@ class DecoderWorker {
   const AdaptedRows* adapted_tokens() const { return adapted_ ? &adapted_->tokens : nullptr; }
 
   // Multiplies `num_rows` rows of the residual, the tokens token_of(0), token_of(1), .., with
-  // `linear` when they are normalized, and updates the products. Of a few rows, each thread that has a task makes its own:
-  // that takes no longer than to wait for another's.
+  // `linear` when they are normalized, and updates the products. Of a few rows, each thread that
+  // has a task makes its own: that takes no longer than to wait for another's.
   template <class TokenOf, class Finish>
   void multiply_normed(const Linear& linear, const RowUpdates<T>& updates, const float* norm,
                        int num_rows, TokenOf token_of, Finish finish) {

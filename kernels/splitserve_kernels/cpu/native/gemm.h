@@ -179,8 +179,8 @@ SPLITSERVE_INLINE void multiply_block(const Source* sources, int num_sources, co
   for (int i = 0; i < R; ++i) finish(i, sums[i]);
 }
 
-// Memory that is needed soon, brought near little by little while rows are multiplied: many lines at
-// once would keep the processor waiting.
+// Memory that is needed soon, brought near little by little while rows are multiplied: many lines
+// at once would keep the processor waiting.
 class LinesAhead {
  public:
   // Of more ranges than there is room for, the last ones are left out.
@@ -218,8 +218,8 @@ class LinesAhead {
 };
 
 // Multiplies `num_rows` rows with the words of the sources, one after the other, and calls
-// finish(row, sums of kVectors vectors) for each. `start`: [num_rows, kVectors * kLanes] sums to begin
-// with, or null.
+// finish(row, sums of kVectors vectors) for each. `start`: [num_rows, kVectors * kLanes] sums to
+// begin with, or null. `ahead`: fetched from before each block of rows, or null.
 template <class T, class Source, class Finish>
 inline void multiply(const Source* sources, int num_sources, const T* const* rows, int num_rows,
                      const float* start, Finish finish, LinesAhead* ahead = nullptr) {
@@ -319,7 +319,8 @@ inline int num_tasks(const Linear& linear, int num_rows) {
   return num_row_blocks(num_rows) * num_panels(linear.num_outputs);
 }
 
-// sums[i] += row i times the words of `source`, [num_rows][kVectors * kLanes]; = if it is the first.
+// sums[i] += row i times the words of `source`, [num_rows][kVectors * kLanes]; = if it is the first
+// one.
 template <class T, class Source>
 inline void accumulate(const Source& source, const T* const* rows, int num_rows, bool is_first,
                        float* sums, LinesAhead* ahead = nullptr) {

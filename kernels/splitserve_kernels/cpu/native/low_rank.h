@@ -36,8 +36,9 @@ struct VectorWords {
 
 // See `accumulate`. One function for both directions: it is large.
 template <class T, int V>
-__attribute__((noinline)) void accumulate_vectors(const VectorWords<V>& source, const T* const* rows,
-                                                  int num_rows, bool is_first, float* sums) {
+__attribute__((noinline)) void accumulate_vectors(const VectorWords<V>& source,
+                                                  const T* const* rows, int num_rows,
+                                                  bool is_first, float* sums) {
   accumulate(source, rows, num_rows, is_first, sums);
 }
 
@@ -59,12 +60,12 @@ struct LowRank {
   int32_t num_ranks;
 
   bool is_any() const { return num_ranks || bias || gain; }
-  int num_chunks() const { return (num_ranks + kRankVectors * kLanes - 1) / (kRankVectors * kLanes); }
+  int num_chunks() const { return (num_ranks / kLanes + kRankVectors - 1) / kRankVectors; }
 
-  // Half panels with the same ranks lie side by side.
+  // Whether both half panels have the same ranks; they lie side by side then.
   bool is_whole(int panel) const {
     const int half = 2 * panel;
-    return num_words[half] == num_words[half + 1] &&
+    return first_words[half] == first_words[half + 1] && num_words[half] == num_words[half + 1] &&
            starts[half + 1] - starts[half] == int64_t{num_words[half]} * kHalfPanel;
   }
 
@@ -151,7 +152,9 @@ class AdaptedRows {
 
   int num_adapters() const { return int(starts_.size()) - 1; }
   const Adapter& adapter(int index) const { return *adapters_[index]; }
-  const Adapter* of_row(int row) const { return of_row_[row] < 0 ? nullptr : adapters_[of_row_[row]]; }
+  const Adapter* of_row(int row) const {
+    return of_row_[row] < 0 ? nullptr : adapters_[of_row_[row]];
+  }
   const std::vector<Block>& blocks() const { return blocks_; }
   int row(int index) const { return rows_[index]; }
 
@@ -254,10 +257,11 @@ class RowUpdates {
     const T* rows[kRowBlock];
     const int num_rows = block.end - block.begin, num_words = num_inputs_ / kPerWord<T>;
     for (int i = 0; i < num_rows; ++i) rows[i] = input + rows_->row(block.begin + i) * stride;
-    const auto* down = static_cast<const uint32_t*>(update.down) + size_t(vector) * num_words * kLanes;
+    const size_t vector_words = size_t(num_words) * kLanes;
+    const auto* down = static_cast<const uint32_t*>(update.down) + vector * vector_words;
     for (int word = 0; word < num_words; word += kWords) {
       const int count = std::min(kWords, num_words - word);
-      const VectorWords<V> part{down + size_t(word) * kLanes, count, size_t(num_words) * kLanes};
+      const VectorWords<V> part{down + size_t(word) * kLanes, count, vector_words};
       accumulate_vectors(part, rows, num_rows, word == 0, sums);
       for (int i = 0; i < num_rows; ++i) rows[i] += count * kPerWord<T>;
     }
@@ -302,8 +306,8 @@ struct HeadRows {
   AdaptedRows adapted;
 };
 
-// All that a pass needs to know of its adapters; `tokens` and `heads` are of its input tokens and its
-// rows of logits.
+// All that a pass needs to know of its adapters. `tokens`: its input tokens. `heads`: its rows of
+// logits.
 struct AdaptedPass {
   AdaptedRows tokens;
   std::vector<HeadRows> heads;
