@@ -7,7 +7,6 @@ import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
 from executor_service.device import HostReservations, choose_device, default_directory
 from executor_service.grammars import CompiledGrammars, TokenizerUnsupported, Vocabulary
-from executor_service.model import LoadedModel, takes_adapters
+from executor_service.model import Adapter, AdaptingModel, LoadedModel
 from executor_service.quantization import ROUNDINGS
 from executor_service.runner import (
     CacheConfig,
@@ -43,6 +42,7 @@ from executor_service.steps import (
     Runner,
     TokenizerFile,
 )
+from splitserve_adapters import AdapterInvalid
 from splitserve_options import BUNDLED_MODEL
 from splitserve_rpc import MAX_MESSAGE_BYTES
 
@@ -168,9 +168,18 @@ def _adapters(
     config: ExecutorConfig, loaded: LoadedModel, runner: ModelRunner
 ) -> AdapterStore | None:
     """Returns where adapters are loaded; None if the model takes none, or none are wanted."""
-    if config.max_adapters == 0 or not takes_adapters(runner.model):
+    model = runner.model
+    if config.max_adapters == 0 or not (isinstance(model, AdaptingModel) and model.takes_adapters):
         return None
-    read = partial(read_adapter, loaded=loaded, max_rank=config.max_adapter_rank)
+
+    def read(name: str, files: Mapping[str, bytes]) -> Adapter:
+        adapter = read_adapter(name, files, loaded, config.max_adapter_rank)
+        try:
+            model.prepare_adapter(adapter)
+        except (ValueError, RuntimeError) as error:
+            raise AdapterInvalid(str(error)) from error
+        return adapter
+
     return AdapterStore(runner.adapters, read, config.max_adapters)
 
 

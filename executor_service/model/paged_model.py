@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from executor_service.device import KVCache
 from executor_service.errors import ModelUnsupported
 from executor_service.model.adapted_linears import AdaptedLinears
+from executor_service.model.adapter import Adapter
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.transformers_attention import StepContext, bind
@@ -87,6 +88,13 @@ class AdaptingModel(PagedModel, Protocol):
         """Whether tokens of a batch may have adapters."""
         ...
 
+    def prepare_adapter(self, adapter: Adapter) -> None:
+        """Does what the first pass with an adapter would do. Any thread may call it.
+
+        Raises ValueError or RuntimeError if the adapter does not fit the model.
+        """
+        ...
+
 
 def takes_adapters(model: PagedModel) -> bool:
     """Returns whether tokens of a batch for `model` may have adapters."""
@@ -107,6 +115,9 @@ class TransformersModel:
     @property
     def takes_adapters(self) -> bool:
         return bool(self._loaded.adapter_targets)
+
+    def prepare_adapter(self, adapter: Adapter) -> None:
+        pass  # it is applied as it is
 
     def logits(self, batch: InputBatch) -> Tensor:
         self._context.begin_forward(batch.paged)

@@ -28,6 +28,8 @@ from torch import Tensor
 from executor_service.device import CudaGraphs, KVCache, Recorder, Uploads, streams_of
 from executor_service.errors import RecordingFailed, TrialFailed
 from executor_service.model import (
+    Adapter,
+    AdaptingModel,
     InputBatch,
     LoadedModel,
     MakeModel,
@@ -112,6 +114,10 @@ class StepGraphs:
     @property
     def takes_adapters(self) -> bool:
         return takes_adapters(self._model)
+
+    def prepare_adapter(self, adapter: Adapter) -> None:
+        assert isinstance(self._model, AdaptingModel)
+        self._model.prepare_adapter(adapter)
 
     @property
     def num_graphs(self) -> int:
