@@ -108,7 +108,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         """Loads an adapter, and answers when rows may name it."""
         ready = self._ready_executor()
         if ready.adapters is None:
-            raise DomainError("METHOD_UNKNOWN", "this executor loads no adapters")
+            raise DomainError("FEATURE_UNSUPPORTED", "this executor loads no adapters")
         info = ready.info()
         if request.executor_epoch != info.executor_epoch:
             message = f"executor_epoch is {request.executor_epoch}; now: {info.executor_epoch}"

@@ -85,17 +85,9 @@ class CallerChecks:
             check_model(self._callers.limits(caller.tenant), caller.tenant, model)
 
     def allowed_adapters(
-        self, caller: Caller, adapters: Iterable[RegisteredAdapter], credential: str
+        self, caller: Caller, adapters: Iterable[RegisteredAdapter]
     ) -> list[RegisteredAdapter]:
-        """Returns the adapters that a tenant may use: that of `credential`, or of the caller.
-
-        A gateway without the credential of another caller may use all. Raises
-        DomainError(CALLER_UNKNOWN).
-        """
-        if credential:
-            caller = self._callers.identify(credential)
-        elif Scope.GATEWAY in caller.scopes:
-            return list(adapters)
+        """Returns the adapters that the caller's tenant may use."""
         limits = self._callers.limits(caller.tenant)
         return [each for each in adapters if may_use_adapter(each.name, limits)]
 

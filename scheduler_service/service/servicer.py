@@ -373,7 +373,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """Returns the registered adapters that the caller's tenant may use."""
         caller = self._checks.of_call(context)
         registered = await self._cluster.adapters.listed()
-        allowed = self._checks.allowed_adapters(caller, registered, request.credential)
+        allowed = self._checks.allowed_adapters(caller, registered)
         return api.ListAdaptersResponse(adapters=map(encode_adapter, allowed))
 
     async def Identify(

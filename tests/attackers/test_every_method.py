@@ -44,9 +44,13 @@ LET_IN: dict[str, set[str]] = {
     f"/{SCHEDULER}/Session": {*TENANTS, "gateway"},
     f"/{SCHEDULER}/GetModel": {*TENANTS, "gateway", "operator"},
     f"/{SCHEDULER}/GetTokenizer": {*TENANTS, "gateway"},
+    f"/{SCHEDULER}/ListAdapters": {*TENANTS, "operator"},
     f"/{SCHEDULER}/Identify": {*TENANTS, "gateway"},
     f"/{REGISTRY}/Register": {"an executor"},
     f"/{REGISTRY}/Leave": {"an executor"},
+    f"/{REGISTRY}/FetchAdapter": {"an executor"},
+    f"/{ADMIN}/LoadAdapter": {"an operator"},
+    f"/{ADMIN}/UnloadAdapter": {"an operator"},
     f"/{ADMIN}/ListExecutors": {"an operator"},
     f"/{ADMIN}/DrainExecutor": {"an operator"},
     f"/{ADMIN}/UndrainExecutor": {"an operator"},
@@ -56,8 +60,10 @@ LET_IN: dict[str, set[str]] = {
     f"/{EXECUTOR}/GetInfo": {"a scheduler"},
     f"/{EXECUTOR}/GetTokenizer": {"a scheduler"},
     f"/{EXECUTOR}/Execute": {"a scheduler"},
+    f"/{EXECUTOR}/LoadAdapter": {"a scheduler"},
 }
 HEALTH = {"/health", "/health/live", "/health/ready"}
+FOR_OPERATORS = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 
 
 def expected_at_clients(method: str, caller: str) -> str:
@@ -144,6 +150,8 @@ def kind_of(status: int) -> str:
 
 
 def expected_over_http(path: str, caller: str) -> str:
+    if path in FOR_OPERATORS and caller in HAVE_KEYS:
+        return ANSWERED if caller == "operator" else FORBIDDEN
     if path in HEALTH or caller in TENANTS:
         return ANSWERED
     return FORBIDDEN if caller in HAVE_KEYS else UNKNOWN

@@ -401,10 +401,8 @@ class GetTokenizerResponse(_message.Message):
     def __init__(self, file_name: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class ListAdaptersRequest(_message.Message):
-    __slots__ = ("credential",)
-    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
-    credential: str
-    def __init__(self, credential: _Optional[str] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ListAdaptersResponse(_message.Message):
     __slots__ = ("adapters",)

@@ -141,8 +141,8 @@ class SchedulerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListAdapters(self, request, context):
-        """Returns the registered adapters that a tenant may use, in order of their names. No effect.
-        Errors: CALLER_UNKNOWN, ListAdaptersRequest.credential; and those of every method.
+        """Returns the registered adapters that the caller's tenant may use, in order of their names. No
+        effect. Errors: those of every method.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
