@@ -24,6 +24,7 @@ from scheduler_service.scheduler.values import (
     Request,
     SamplingParams,
     SchedulerConfig,
+    SchedulingParams,
     StepEvents,
     StepPlan,
 )
@@ -109,13 +110,14 @@ MAX_MODEL_LEN = 512
 
 
 class ModelPair:
-    """`served` is ours, `reference` is the other; both have the same float32 weights."""
+    """`served` is ours, `reference` is the other; both have the float32 weights in `directory`."""
 
     def __init__(
         self, architecture: str, directory: Path, *, seed: int = 3, **overrides: object
     ) -> None:
         sizes: Mapping[str, Any] = {"max_position_embeddings": MAX_MODEL_LEN, **overrides}
         make_tiny_model(architecture, directory, seed=seed, overrides=sizes)
+        self.directory = directory
         self.served: LoadedModel = load_model(ModelConfig(str(directory)))
         self.reference = load_reference(directory)
         self._answers: dict[tuple[int, ...], list[int]] = {}
@@ -281,6 +283,7 @@ class ObservedEngine(InProcessEngine):
             runner = build_runner(pair.served, pools)
         else:
             runner = build_runner(compute.loaded, pools, compute.make_model, compute.draw)
+        self.runner = runner
         values["block_bytes"] = runner.cache.block_bytes
         config = SchedulerConfig(**values)  # type: ignore[arg-type]
         super().__init__(
@@ -312,11 +315,16 @@ class ObservedEngine(InProcessEngine):
         return [self.delivered[request.request_id] for request in requests]
 
 
-def make_request(index: int, prompt: list[int], *, seed: int = 0, **params: object) -> Request:
+def make_request(
+    index: int, prompt: list[int], *, seed: int = 0, adapter: str = "", **params: object
+) -> Request:
     """The request named `index`, which is its arrival too; greedy unless `params` say otherwise."""
     values = {"temperature": 0.0} | params
     sampling = SamplingParams(**values)  # type: ignore[arg-type]
-    return Request.create(str(index), prompt, sampling, arrival=index, seed=seed)
+    scheduling = SchedulingParams(adapter=adapter)
+    return Request.create(
+        str(index), prompt, sampling, arrival=index, seed=seed, scheduling=scheduling
+    )
 
 
 def _int(value: object) -> int:
