@@ -39,7 +39,7 @@ PROMPT_LENS = (21, 21, 21, 7)
 GREEDY_N, SAMPLED_N, BEST_N, BEST_OF = 3, 4, 2, 5
 # All but the first sequence copy the last block of the prompt, if it is not full.
 NUM_FORKS = GREEDY_N + SAMPLED_N + BEST_OF - 3
-SAMPLED: dict[str, object] = {"temperature": 3.0, "max_tokens": NUM_OUTPUT_TOKENS}
+SAMPLED: dict[str, Any] = {"temperature": 3.0, "max_tokens": NUM_OUTPUT_TOKENS}
 # Enough stop tokens for completions of different lengths.
 CHOSEN = SAMPLED | {"stop_token_ids": frozenset(range(20, 36))}
 LOGPROB_TOLERANCE = 1e-3
@@ -141,7 +141,7 @@ def make_requests(prompts: list[list[int]]) -> list[Request]:
 
 
 def alone(
-    pair: ModelPair, prompt: list[int], num_sequences: int, params: dict[str, object]
+    pair: ModelPair, prompt: list[int], num_sequences: int, params: dict[str, Any]
 ) -> list[list[int]]:
     """The sequences of a request as requests, each with the seed that `scheduler.proto` says."""
     engine = ObservedEngine(pair, depth=1, block_size=16, num_device_blocks=64)
