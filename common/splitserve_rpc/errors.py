@@ -63,6 +63,7 @@ CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
         "MODEL_MISMATCH": grpc.StatusCode.FAILED_PRECONDITION,
         "STREAM_SUPERSEDED": grpc.StatusCode.ABORTED,
         "EXECUTOR_UNREACHABLE": grpc.StatusCode.UNAVAILABLE,
+        "SCHEDULER_UNREACHABLE": grpc.StatusCode.UNAVAILABLE,
         "DRAINING": grpc.StatusCode.UNAVAILABLE,
         "INVARIANT_BROKEN": grpc.StatusCode.INTERNAL,
     }

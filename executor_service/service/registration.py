@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Protocol
 
 import grpc
@@ -55,6 +56,13 @@ _PROBE_TIMEOUT_S = 2.0
 _RESOLUTION_TIMEOUT_S = 2.0
 # Separate connections: the next attempt does not share the backoff of the last one.
 _CHANNEL_OPTIONS = [*channel_options(), ("grpc.use_local_subchannel_pool", 1)]
+# Reasons for which FetchAdapter may succeed later.
+_REASON_NOT_FETCHED = MappingProxyType(
+    {
+        grpc.StatusCode.UNAVAILABLE: "SCHEDULER_UNREACHABLE",
+        grpc.StatusCode.NOT_FOUND: "ADAPTER_UNKNOWN",
+    }
+)
 _MAX_SAID = 8
 REGISTRY_SERVICE = registry_pb2.DESCRIPTOR.services_by_name["RegistryService"].full_name
 UNREACHABLE = "scheduler_unreachable"
@@ -185,7 +193,11 @@ class GrpcRegistry:
                 raise self._failed(error) from error
 
     async def fetch_adapter(self, digest: str) -> AsyncGenerator[tuple[str, bytes], None]:
-        """Yields (file name, next bytes) of an adapter. Raises DomainError(ADAPTER_INVALID)."""
+        """Yields (file name, next bytes) of an adapter.
+
+        Raises DomainError: SCHEDULER_UNREACHABLE, ADAPTER_UNKNOWN if no request has the adapter any
+        more, or else ADAPTER_INVALID.
+        """
         channel = self._identity.channel(self._scheduler, Role.SCHEDULER, _CHANNEL_OPTIONS)
         async with channel:
             stub = registry_pb2_grpc.RegistryServiceStub(channel)
@@ -195,7 +207,8 @@ class GrpcRegistry:
                     yield chunk.file_name, chunk.data
             except grpc.aio.AioRpcError as error:
                 message = f"cannot get its files from the scheduler at {self._scheduler}"
-                raise DomainError("ADAPTER_INVALID", f"{message}: {error.details()}") from error
+                reason = _REASON_NOT_FETCHED.get(error.code(), "ADAPTER_INVALID")
+                raise DomainError(reason, f"{message}: {error.details()}") from error
 
     def _failed(self, error: grpc.aio.AioRpcError) -> RegistrationFailed:
         failure = failure_of(error)

@@ -13,7 +13,7 @@ from scheduler_service.scheduler import effects, events
 from splitserve.executor.v1 import executor_pb2 as executor
 
 # Pause before a call is repeated that the network cut.
-_RETRY_PAUSE_S = 0.5
+RETRY_PAUSE_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -70,25 +70,25 @@ class AdapterLoader:
 
     async def _load(self, effect: effects.LoadAdapter) -> str:
         """Returns why the adapter could not be loaded; empty if it is loaded."""
-        found = self._sources.source(effect.adapter)
-        if found is None:
-            return "its files are gone: no request has it any more"
-        path, digest, num_bytes = found
-        source = executor.AdapterSource(
-            name=effect.adapter, digest=digest, path=str(path), num_bytes=num_bytes
-        )
-        request = executor.LoadAdapterRequest(
-            scheduler_epoch=self._scheduler_epoch,
-            executor_epoch=self._link.info.executor_epoch,
-            adapter=source,
-            kept_adapters=effect.kept,
-        )
         while True:
+            found = self._sources.source(effect.adapter)
+            if found is None:
+                return "its files are gone: no request has it any more"
+            path, digest, num_bytes = found
+            source = executor.AdapterSource(
+                name=effect.adapter, digest=digest, path=str(path), num_bytes=num_bytes
+            )
+            request = executor.LoadAdapterRequest(
+                scheduler_epoch=self._scheduler_epoch,
+                executor_epoch=self._link.info.executor_epoch,
+                adapter=source,
+                kept_adapters=effect.kept,
+            )
             try:
                 await self._link.load_adapter(request)
             except AdapterNotLoaded as error:
                 if error.is_final:
                     return str(error) or "the executor gives no reason"
-                await asyncio.sleep(_RETRY_PAUSE_S)
+                await asyncio.sleep(RETRY_PAUSE_S)
             else:
                 return ""

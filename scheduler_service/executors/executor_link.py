@@ -270,8 +270,12 @@ class ExecutorLink:
                 request, timeout=_LOAD_TIMEOUT_S, metadata=self._metadata, wait_for_ready=True
             )
         except grpc.aio.AioRpcError as error:
-            # The network may have cut the call. An executor that is gone ends this link.
-            is_final = error.code() is not grpc.StatusCode.UNAVAILABLE
+            # The network may have cut the call. An executor that is gone ends this link. Requests
+            # that had the adapter may have ended, and others come.
+            is_final = error.code() not in (
+                grpc.StatusCode.UNAVAILABLE,
+                grpc.StatusCode.NOT_FOUND,
+            )
             raise AdapterNotLoaded(failure_of(error).message, is_final=is_final) from error
         except grpc.aio.UsageError as error:
             raise AdapterNotLoaded(_CLOSED, is_final=True) from error

@@ -123,7 +123,10 @@ class ExecutorServiceServicer(object):
         INVALID_ARGUMENT ADAPTER_INVALID, its files cannot be read or have another digest, or it asks
         for what the executor does not compute; the message names the file, the field and what is
         allowed;
-        RESOURCE_EXHAUSTED ADAPTERS_FULL, max_num_loaded others stay, or memory is short.
+        RESOURCE_EXHAUSTED ADAPTERS_FULL, max_num_loaded others stay, or memory is short;
+        UNAVAILABLE SCHEDULER_UNREACHABLE, FetchAdapter was cut: the scheduler repeats the call;
+        NOT_FOUND ADAPTER_UNKNOWN, from FetchAdapter: the scheduler repeats the call if a request has
+        the adapter again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -174,6 +174,13 @@ class _Servicer(registry_pb2_grpc.RegistryServiceServicer):
             scheduler_epoch=42, contract_version=pb.ContractVersion(major=self.major)
         )
 
+    async def FetchAdapter(  # noqa: N802
+        self, request: registry_pb2.FetchAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[registry_pb2.FetchAdapterResponse]:
+        yield registry_pb2.FetchAdapterResponse(file_name=request.digest, data=b"first bytes")
+        if self.error is not None:
+            raise self.error
+
 
 @pytest.fixture
 async def scheduler() -> AsyncIterator[tuple[_Servicer, GrpcRegistry]]:
@@ -222,3 +229,28 @@ async def test_registry_says_unreachable_when_nobody_listens(
     said = "scheduler_unreachable .* over=plain_text code=UNAVAILABLE details='.*Connection refused"
     with pytest.raises(RegistrationFailed, match=said):
         await registry.register(INFO)
+
+
+async def test_registry_yields_files_of_adapters(
+    scheduler: tuple[_Servicer, GrpcRegistry],
+) -> None:
+    _, registry = scheduler
+    assert [chunk async for chunk in registry.fetch_adapter("ab")] == [("ab", b"first bytes")]
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("DRAINING", "SCHEDULER_UNREACHABLE"),
+        ("ADAPTER_UNKNOWN", "ADAPTER_UNKNOWN"),
+        ("CALLER_NOT_ALLOWED", "ADAPTER_INVALID"),
+    ],
+)
+async def test_registry_says_whether_files_may_come_later_when_they_are_cut(
+    scheduler: tuple[_Servicer, GrpcRegistry], reason: str, expected: str
+) -> None:
+    servicer, registry = scheduler
+    servicer.error = DomainError(reason, "no more")
+    with pytest.raises(DomainError, match="no more") as cut:
+        _ = [chunk async for chunk in registry.fetch_adapter("ab")]
+    assert cut.value.reason == expected
