@@ -56,9 +56,10 @@ KINDS: Mapping[str, dict[str, Any]] = {
     "cut": RANDOM | {"top_k": 40, "top_p": 0.9, "min_p": 0.01},
     "penalties": FEW | {"repetition_penalty": 1.3, "frequency_penalty": 0.4},
     "biases": FEW | {"logit_bias": {5: 3.0, 6: -3.0}, "bad_words_token_ids": ((7,), (5, 6))},
-    "ends": RANDOM | STOP | {"min_tokens": 5},
+    "ends": RANDOM | STOP,
+    "ends_late": RANDOM | STOP | {"min_tokens": 5},
     "scores": FEW | {"num_logprobs": 2, "num_prompt_logprobs": 2},
-    "several": FEW | {"n": 3},
+    "several": RANDOM | {"n": 3},
     "best": FEW | STOP | {"n": 2, "best_of": 4, "num_logprobs": 0},
     "beams": GREEDY | STOP | {"n": 3, "beam": BeamParams(3, 0.5, EarlyStopping.HEURISTIC)},
 }
@@ -96,7 +97,8 @@ class Engine(ObservedEngine):
     def __init__(self, pair: ModelPair, compute: Compute, **options: object) -> None:
         values: dict[str, Any] = {
             "block_size": BLOCK_SIZE,
-            "num_device_blocks": 96,
+            "num_device_blocks": 160,
+            "max_num_seqs": 24,
             "features": frozenset(Feature),
             "max_adapters": 2,
             "max_run_ahead_ms": 10_000,
@@ -194,35 +196,29 @@ def served(
     return Served(*pair_and_folders, request.param)
 
 
-@pytest.mark.cases(28)
+@pytest.mark.cases(24)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_equal_those_of_merged_models_when_requests_run_together(
     served: Served, kind: str, way: str
 ) -> None:
     engine = served.engine(depth=2, preempt_at={5, 6, 9}, **WAYS[way])
-
-    outputs = engine.outputs(
-        *(each for name in NAMES for each in served.requests(kind, name, adapter=name))
-    )
-
-    for output, expected in zip(outputs, served.expected(kind), strict=True):
-        assert_equal(output, expected)
-        assert kind != "scores" or output.scores.keys() == {PROMPT, 0}
+    assert_equal_to_merged(served, engine, kind)
     assert engine.core.num_preemptions > 0
 
 
-def test_rows_with_adapters_run_ahead(served: Served) -> None:
+@pytest.mark.parametrize("kind", ["greedy", "random", "ends", "several"])
+def test_outputs_equal_those_of_merged_models_when_rows_run_ahead(
+    served: Served, kind: str
+) -> None:
     engine = served.engine(depth=1, **WAYS["runs"])
-    for name in ("a", "b"):
-        engine.serve(*served.requests("greedy", name, adapter=name))
+    assert_equal_to_merged(served, engine, kind)
     assert len(engine.core.plans) < NUM_OUTPUT_TOKENS
 
 
-def test_draft_tokens_of_rows_with_adapters_are_accepted(served: Served) -> None:
+def test_outputs_equal_those_of_merged_models_when_drafts_are_accepted(served: Served) -> None:
     engine = served.engine(depth=1, **WAYS["drafts"])
-    for name in ("a", "b"):
-        engine.serve(*served.requests("greedy_few", name, adapter=name))
+    assert_equal_to_merged(served, engine, "greedy_few")
     assert engine.scheduler.draft_totals.num_accepted > 0
 
 
@@ -238,6 +234,16 @@ def test_prefix_is_cached_for_its_adapter_alone(served: Served) -> None:
     assert computed == {index: len(prompt) if index < 3 else 1 for index in range(6)}
     for index in range(3):
         assert_equal(outputs[index + 3], outputs[index])
+
+
+def assert_equal_to_merged(served: Served, engine: Engine, kind: str) -> None:
+    """Serves the requests of all adapters together."""
+    outputs = engine.outputs(
+        *(each for name in NAMES for each in served.requests(kind, name, adapter=name))
+    )
+    for output, expected in zip(outputs, served.expected(kind), strict=True):
+        assert_equal(output, expected)
+        assert kind != "scores" or output.scores.keys() == {PROMPT, 0}
 
 
 def assert_equal(output: Output, expected: Output) -> None:
