@@ -118,6 +118,7 @@ def _load_engine(config: ExecutorConfig, executor_epoch: int) -> SimpleNamespace
         compute="none",
         tokenizer_files=_tokenizer(),
         drafts=None,
+        adapters=None,
     )
 
 
