@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import cast
 
 from benchmarks.report import emit, percentile
+from scheduler_service.adapters import AdapterRegistry
 from scheduler_service.callers import (
     AllowAllCallers,
     Caller,
@@ -62,6 +63,7 @@ class ClusterOfNobody:
     """As much of a Driver as a request needs before it is submitted."""
 
     served = ServedOfNobody()
+    adapters = AdapterRegistry()
     now_ns = staticmethod(time.monotonic_ns)
 
     def next_arrival(self) -> int:

@@ -100,8 +100,10 @@ def test_adapters_says_what_rows_and_slots_cost(run: Run) -> None:
     sizes = "--hidden-size 128 --layers 1 --rank 4 --threads 1"
     rows = "--rows 4 --adapters 2 --tokens 4 --runs 1"
     many = "--registered 20 --used 4 --max-adapters 2 --requests 8 --short-tokens 2"
-    results, _ = run("adapters", *f"{sizes} {rows} {many}".split())
-    *rates, served = results
+    step = "--step-rows 4 --step-adapters 2 --steps 3"
+    results, _ = run("adapters", *f"{sizes} {rows} {many} {step}".split())
+    planned, *rates, served = results
+    assert (planned["rows"], planned["adapters"]) == (4, 2)
     assert [each["adapters"] for each in rates] == [0, 1, 2]
     assert all(each["tokens_per_s"] > 0 for each in rates)
     assert (served["requests"], served["failures"]) == (8, 0)
