@@ -167,7 +167,7 @@ def _described(compute: Compute, draft: LoadedProposer | None) -> str:
 def _adapters(
     config: ExecutorConfig, loaded: LoadedModel, runner: ModelRunner
 ) -> AdapterStore | None:
-    """Returns where adapters are loaded; None if the model takes none, or none are wanted."""
+    """Returns the store of adapters; None if --max-adapters is 0 or the model takes none."""
     model = runner.model
     if config.max_adapters == 0 or not (isinstance(model, AdaptingModel) and model.takes_adapters):
         return None

@@ -39,7 +39,10 @@ class Served:
         return self._scheduler.capabilities.largest_config
 
     def has_feature(self, feature: Feature) -> bool:
-        """Returns whether an executor that is here has a feature, or the last one that served."""
+        """Returns whether any registered executor has a feature.
+
+        Without executors, the last one that served counts.
+        """
         configs = [each.config for each in self._scheduler.executors.values()]
         last = self._scheduler.capabilities.last_config
         configs += [] if configs or last is None else [last]

@@ -127,6 +127,11 @@ def reference_of(name: str, digest: str) -> str:
     return f"{name}@{digest[:_SHORT_DIGEST]}"
 
 
+def name_of(reference: str) -> str:
+    """Returns the name that clients use: `reference` without the digest, if it has one."""
+    return reference.rpartition("@")[0] or reference
+
+
 def check_adapter_name(name: str) -> None:
     """Raises AdapterInvalid for a name that no adapter may have."""
     if not 1 <= len(name) <= MAX_ADAPTER_NAME or not name.isprintable() or name.strip() != name:
@@ -173,7 +178,7 @@ def read_adapters_file(file: Path) -> dict[str, Path]:
 
 
 def is_adapter_folder(path: Path) -> bool:
-    """Returns whether a folder says that it is an adapter."""
+    """Returns whether a folder has an adapter_config.json."""
     return (path / CONFIG_NAME).exists()
 
 

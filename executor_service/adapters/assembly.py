@@ -36,7 +36,7 @@ class NamedTensor:
 
 @dataclass(frozen=True, slots=True)
 class ModuleTensors:
-    """What an adapter has for one module.
+    """Tensors of an adapter for one module.
 
     `down`: [r, I]. `up`: [O, r]. `scale`: factor of their product. `up_bias`: [O], added before the
     factor. `magnitude`: [O], norm of the changed weights of each output (DoRA). `bias`: [O],

@@ -72,7 +72,7 @@ def _checked_alpha(file: GgufFile) -> float:
 
 
 def _split(tensor: GgufTensor, file: GgufFile) -> tuple[str, str]:
-    """Returns the name of the weight that a tensor belongs to, and what it is of it."""
+    """Splits the name of a tensor: the weight that it changes, and its part ("lora_a")."""
     if tensor.is_quantised:
         raise _invalid(file, tensor.name, tensor.type_name, "F32, F16, BF16")
     for ending in _ENDINGS:

@@ -317,7 +317,7 @@ class NativePagedModel:
         return logits
 
     def prepare_adapter(self, adapter: Adapter) -> None:
-        """Packs `adapter` now, so that the first step with it need not. See NativeModel."""
+        """Packs `adapter`, so that its first step is not delayed. See NativeModel."""
         self._native.prepare_adapter(adapter)
 
     def embed(self, token_ids: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class AdaptingModel(PagedModel, Protocol):
         ...
 
     def prepare_adapter(self, adapter: Adapter) -> None:
-        """Does what the first pass with an adapter would do. Any thread may call it.
+        """Prepares an adapter, so that its first pass is not delayed. Any thread may call it.
 
         Raises ValueError or RuntimeError if the adapter does not fit the model.
         """

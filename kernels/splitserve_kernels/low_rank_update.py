@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class LowRankUpdate:
-    """What is added to the outputs of a linear layer: `scale` * up (down x) + `bias`.
+    """Low-rank change of a linear layer: it adds `scale` * up (down x) + `bias` to the outputs.
 
     `down`: [r, I], `up`: [O, r], both contiguous and in the model's dtype. `bias`: [O] float32,
     None for none: what is added to the layer's own bias. `gain`: [O] float32, None for all 1
@@ -31,7 +31,7 @@ class LowRankUpdate:
 
 @dataclass(frozen=True, slots=True)
 class LayerUpdates:
-    """Updates of the matrices of one layer, None where there is none."""
+    """Updates of the matrices of one layer; None: the matrix has no update."""
 
     query: LowRankUpdate | None = None
     key: LowRankUpdate | None = None

@@ -106,7 +106,7 @@ class AdapterRegistry:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no name can be registered but by an operator, and none has been."""
+        """Whether no adapter is registered, and no file or folder is configured to bring one."""
         return not self._known and self._directory is None and self._file is None
 
     async def listed(self) -> list[RegisteredAdapter]:
@@ -170,7 +170,9 @@ class AdapterRegistry:
                 version = await self._read(name, known)
             except AdapterInvalid as error:
                 _log.warning("adapter_unreadable name=%s reason=%r", name, str(error))
-                known.version, known.why_not = None, str(error)
+                before, known.version, known.why_not = known.version, None, str(error)
+                if before is not None:
+                    self._forget_version(before)
                 if known.is_found and await self._run(self._find, name) is None:
                     self._known.pop(name, None)
                 return None
@@ -192,11 +194,9 @@ class AdapterRegistry:
     def source(self, reference: str) -> tuple[Path, str, int] | None:
         """Returns path, digest and size in bytes of a version; None if no request has it."""
         version = self._versions.get(reference)
-        return (
-            None
-            if version is None or version.files is None
-            else (version.path, version.digest, version.num_bytes)
-        )
+        if version is None or version.num_users == 0:
+            return None
+        return version.path, version.digest, version.num_bytes
 
     async def chunks(self, digest: str) -> AsyncGenerator[tuple[str, bytes], None]:
         """Yields (file name, next bytes) of a version that requests have. Raises AdapterUnknown."""
@@ -304,8 +304,9 @@ class AdapterRegistry:
         is_inside = known.path.parent == self._directory
         inside = self._directory if is_inside else None
         files, now = await self._run(_examine, name, known.path, inside, before)
-        # The same files may be in use already.
+        # Other files may have the same contents, and be in use already.
         version = self._versions.setdefault(reference_of(name, now.digest), now)
+        version.path, version.files_version = now.path, now.files_version
         if version.files is None:
             version.files = files
         else:

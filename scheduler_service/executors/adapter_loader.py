@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class AdapterSources(Protocol):
-    """Where the files of adapters are."""
+    """Finds the files of adapters that requests have."""
 
     def source(self, reference: str) -> tuple[Path, str, int] | None:
         """Returns path, digest and size in bytes of an adapter; None if no request has it."""
@@ -44,7 +44,7 @@ class AdapterLoader:
         self._task: asyncio.Task[None] | None = None
 
     def load(self, effect: effects.LoadAdapter) -> None:
-        """Has an adapter loaded, after those before it."""
+        """Queues the loading of an adapter; the executor loads one at a time."""
         self._waiting.put_nowait(effect)
         if self._task is None:
             loading: Coroutine[Any, Any, None] = self._run()

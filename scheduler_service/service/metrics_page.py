@@ -15,6 +15,7 @@ from scheduler_service.scheduler.engine import Engine
 from scheduler_service.scheduler.engine.blocks import BlockPool
 from scheduler_service.service.readiness import Readiness
 from scheduler_service.watching import CountedAudit, RequestWatch
+from splitserve_adapters import name_of
 from splitserve_metrics import (
     SCHEDULER_METRICS,
     Instruments,
@@ -149,7 +150,7 @@ def _of_adapters(cluster: Driver, instruments: Instruments) -> list[LiveFamily]:
 
 def _names(adapters: Iterable[str]) -> str:
     """Returns the names of adapters, without digests, as one label."""
-    return ",".join(sorted({each.rpartition("@")[0] or each for each in adapters if each}))
+    return ",".join(sorted({name_of(each) for each in adapters if each}))
 
 
 def _pools(core: Engine) -> list[tuple[str, BlockPool, int]]:

@@ -78,10 +78,12 @@ class Opener:
 class SlowSubmits:
     """Submits of one Session that wait for the files of an adapter, while others go on, by handle.
 
-    A context manager, which waits for all of them at the end. Raises what they raise.
+    A context manager, which waits for all of them at the end. Raises what they raise. `outcomes`:
+    of submits since the last pause, why each was refused; None for an accepted one.
     """
 
     def __init__(self) -> None:
+        self.outcomes: list[str | None] = []
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
 
@@ -99,14 +101,14 @@ class SlowSubmits:
         return handle in self._tasks
 
     async def begin(self, handle: int, submit: Coroutine[Any, Any, None]) -> None:
-        """Begins a submit; first waits while there are very many."""
+        """Starts `submit`; waits first while _MAX_SLOW_SUBMITS others are unfinished."""
         if len(self._tasks) >= _MAX_SLOW_SUBMITS:
             await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
         task = self._tasks[handle] = self._group.create_task(submit)
         task.add_done_callback(lambda _task: self._tasks.pop(handle))
 
     def then(self, handle: int, action: Callable[[], None]) -> None:
-        """Does something once the request of a handle is submitted, which may be now."""
+        """Calls `action` after the submit of `handle`; at once if none is unfinished."""
         task = self._tasks.get(handle)
         if task is None:
             action()
@@ -253,21 +255,27 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             if submit.handle in slow:
                 raise _handle_in_use(submit.handle)
             if submit.request.adapter:
-                looking = self._look_and_submit(submit, stream, opener)
+                looking = self._look_and_submit(submit, stream, opener, slow)
                 await slow.begin(submit.handle, looking)
-                continue
-            await opener.pause.after(self._submit(submit, stream, opener))
+            else:
+                slow.outcomes.append(self._submit(submit, stream, opener))
+            while slow.outcomes:
+                await opener.pause.after(slow.outcomes.pop(0))
             # A client that does not read its refusals gets no more of them: its submits wait.
             await stream.outbox.wait_for_room()
             if number % _SUBMITTED_AT_ONCE == 0:
                 await asyncio.sleep(0)  # lets steps run between the requests of a long message
 
     async def _look_and_submit(
-        self, submit: api.SessionSubmit, stream: SessionStream, opener: Opener
+        self,
+        submit: api.SessionSubmit,
+        stream: SessionStream,
+        opener: Opener,
+        slow: SlowSubmits,
     ) -> None:
         async with self._intake.looking_at_adapter(submit.request):
             if not stream.outbox.has_ended:
-                self._submit(submit, stream, opener)
+                slow.outcomes.append(self._submit(submit, stream, opener))
 
     def _submit(
         self, submit: api.SessionSubmit, stream: SessionStream, opener: Opener

@@ -43,6 +43,7 @@ from scheduler_service.scheduler.values import (
     TokenEvent,
 )
 from scheduler_service.watching.transition import Transition
+from splitserve_adapters import name_of
 from splitserve_metrics import BulkHistogram, BulkValues, Instruments
 from splitserve_rpc import CODE_OF_REASON
 
@@ -439,7 +440,7 @@ class CountedAudit:
 
     def _adapter_label(self, adapter: str) -> str:
         """Returns the metric label of an adapter: its name, or "other" if there are too many."""
-        name = adapter.rpartition("@")[0] or adapter
+        name = name_of(adapter)
         if len(self._adapters) < _MAX_ADAPTER_LABELS:
             self._adapters.add(name)
         return name if name in self._adapters else _OTHER

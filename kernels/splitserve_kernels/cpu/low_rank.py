@@ -111,7 +111,7 @@ def pack_update(
     num_inputs: int,
     dtype: torch.dtype,
 ) -> PackedUpdate | None:
-    """Packs the updates of matrices that are multiplied as one; None if there is none.
+    """Packs the updates of fused matrices; returns None without updates.
 
     `places`: of each part, where its outputs are in the fused matrix. Raises RuntimeError if an
     update has other sizes than its matrix.
@@ -145,7 +145,7 @@ def pack_update(
 def pack_embedding_update(
     library: NativeLibrary, update: LowRankUpdate | None, dtype: torch.dtype
 ) -> PackedUpdate | None:
-    """Packs the update of an embedding; None if there is none."""
+    """Packs the update of an embedding; returns None without update."""
     if update is None:
         return None
     num_outputs, rank = update.up.shape

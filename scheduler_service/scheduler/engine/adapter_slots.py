@@ -40,7 +40,7 @@ class AdapterSlots:
 
     @property
     def loads_adapters(self) -> bool:
-        """Whether an adapter must be loaded before a row may have it."""
+        """Whether the scheduler loads adapters here; else the executor has its own."""
         return self._num_slots > 0
 
     @property
@@ -68,7 +68,10 @@ class AdapterSlots:
         return adapter in self._loading
 
     def failure(self, adapter: str, since_ns: int | None) -> str | None:
-        """Returns why an adapter could not be loaded at `since_ns` or later; None if it could."""
+        """Returns the reason of a failed load that ended at `since_ns` or later; None without one.
+
+        `since_ns` None: at any time.
+        """
         failed = self._failures.get(adapter)
         if failed is None:
             return None

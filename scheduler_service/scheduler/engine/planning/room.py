@@ -84,7 +84,7 @@ class Room:
         return request.scheduling.tenant in self._placement.draft.yielded_tenants
 
     def find_adapter_blocker(self, request: Request) -> AdmissionBlocker | None:
-        """Returns why a row of a request could not have its adapter now; None if it could."""
+        """Returns what keeps a row from a request's adapter: a slot, its load, or a failed load."""
         adapter, running = request.scheduling.adapter, self._placement.adapters
         if adapter == "" or adapter in running:
             return None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scheduler_service.adapters import AdapterRegistry, AdapterUnknown
+from splitserve_adapters import AdapterFiles
 from splitserve_contract import DomainError
 
 
@@ -72,6 +73,27 @@ async def test_other_files_are_another_version(tmp_path: Path) -> None:
     before = await reference(known, "sql")
     replace(folder, b"others")
     assert await reference(known, "sql") == f"sql@{digest(folder)[:16]}" != before
+
+
+async def test_equal_files_elsewhere_are_the_same_version_and_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "sql")
+    known = AdapterRegistry({"sql": folder})
+    before = await reference(known, "sql")
+    reads: list[AdapterFiles] = []
+    digest_of_files = AdapterFiles.digest
+
+    def counted(files: AdapterFiles) -> str:
+        reads.append(files)
+        return digest_of_files(files)
+
+    monkeypatch.setattr(AdapterFiles, "digest", counted)
+    folder.rename(tmp_path / "old")
+    write(folder)
+    for _ in range(3):
+        assert await reference(known, "sql") == before
+    assert len(reads) == 1
 
 
 async def test_unknown_name_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
