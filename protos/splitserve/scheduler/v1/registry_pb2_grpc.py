@@ -124,8 +124,7 @@ class RegistryServiceServicer(object):
         """Streams the files of an adapter that LoadAdapter names, for executors that do not have the
         scheduler's disk. The chunks of one file are consecutive and in order. The receiver checks the
         digest.
-        Errors: NOT_FOUND ADAPTER_UNKNOWN, no adapter that requests use or that is registered has this
-        digest, or its files have changed;
+        Errors: NOT_FOUND ADAPTER_UNKNOWN, no unfinished request has an adapter with this digest;
         and the errors of every method in scheduler.proto.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
