@@ -35,6 +35,7 @@ from executor_service.steps.row_table import RowTable
 from executor_service.steps.sampling_params import (
     Grammar,
     ParamRows,
+    RowGrammars,
     SamplingParams,
     StepGrammars,
     TokenConstraints,
@@ -97,6 +98,7 @@ __all__ = [
     "NewRows",
     "ParamRows",
     "PendingStep",
+    "RowGrammars",
     "RowStatus",
     "RowTable",
     "Runner",

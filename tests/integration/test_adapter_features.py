@@ -7,7 +7,7 @@ executor with that copy; other tests prove that they serve a plain model as Hugg
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,13 @@ import pytest
 from executor_service.adapters import read_adapter
 from executor_service.backends import AUTO, TORCH, Compute, choose_compute
 from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.grammars import CompiledGrammars, GrammarCompiler
 from scheduler_service.scheduler.values import (
     BeamParams,
     Completion,
     EarlyStopping,
     Feature,
+    Grammar,
     Request,
     ScoredToken,
     Speculation,
@@ -30,6 +32,7 @@ from scheduler_service.scheduler.values import (
 )
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_kernels.cpu import NativeLibrary
+from tests.support.grammars.sampled_texts import EOS, byte_level_texts
 from tests.support.models.model_pair import ModelPair, ObservedEngine, make_request
 from tests.support.models.peft_adapters import files_of, make_adapter
 
@@ -48,6 +51,7 @@ GREEDY: dict[str, Any] = {"max_tokens": NUM_OUTPUT_TOKENS}
 RANDOM = GREEDY | {"temperature": 0.9}
 # Few tokens come again and again, so that prompt lookup finds them.
 FEW = RANDOM | {"allowed_token_ids": frozenset(range(4, 8))}
+GRAMMAR = RANDOM | {"grammar": Grammar("regex", ("[a-f]{2,9}(=[0-9]{1,3})?",))}
 STOP = {"stop_token_ids": frozenset(range(4, 160, 9))}
 KINDS: Mapping[str, dict[str, Any]] = {
     "greedy": GREEDY,
@@ -58,6 +62,7 @@ KINDS: Mapping[str, dict[str, Any]] = {
     "biases": FEW | {"logit_bias": {5: 3.0, 6: -3.0}, "bad_words_token_ids": ((7,), (5, 6))},
     "ends": RANDOM | STOP,
     "ends_late": RANDOM | STOP | {"min_tokens": 5},
+    "grammar": GRAMMAR,
     "scores": FEW | {"num_logprobs": 2, "num_prompt_logprobs": 2},
     "several": RANDOM | {"n": 3},
     "best": FEW | STOP | {"n": 2, "best_of": 4, "num_logprobs": 0},
@@ -94,8 +99,12 @@ class AdapterFolders:
 class Engine(ObservedEngine):
     """Keeps the scores of tokens; every step takes the same time by its result."""
 
-    def __init__(self, pair: ModelPair, compute: Compute, **options: object) -> None:
+    def __init__(
+        self, pair: ModelPair, compute: Compute, compiler: GrammarCompiler, **options: object
+    ) -> None:
+        grammars = CompiledGrammars(byte_level_texts().vocabulary, compiler, max_wait_s=60.0)
         values: dict[str, Any] = {
+            "eos_token_ids": frozenset({EOS}),
             "block_size": BLOCK_SIZE,
             "num_device_blocks": 160,
             "max_num_seqs": 24,
@@ -103,7 +112,7 @@ class Engine(ObservedEngine):
             "max_adapters": 2,
             "max_run_ahead_ms": 10_000,
         }
-        super().__init__(pair, compute=compute, **(values | options))
+        super().__init__(pair, compute=compute, grammars=grammars, **(values | options))
         self._scores: dict[str, Scores] = defaultdict(lambda: defaultdict(list))
 
     def outputs(self, *requests: Request) -> list[Output]:
@@ -132,9 +141,16 @@ class Engine(ObservedEngine):
 class Served:
     """A model with adapters, and with each of them merged, all run by the same code."""
 
-    def __init__(self, pair: ModelPair, folders: Mapping[str, AdapterFolders], code: str) -> None:
+    def __init__(
+        self,
+        pair: ModelPair,
+        folders: Mapping[str, AdapterFolders],
+        code: str,
+        compiler: GrammarCompiler,
+    ) -> None:
         """`code`: value of --attention-backend."""
         self.pair = pair
+        self._compiler = compiler
         models = {"": pair.directory, **{name: each.merged for name, each in folders.items()}}
         self._computes = {
             name: choose_compute(partial(load_model, ModelConfig(str(model))), code, BLOCK_SIZE)
@@ -149,7 +165,7 @@ class Served:
 
     def engine(self, **options: object) -> Engine:
         """Returns an engine of the model with adapters."""
-        engine = Engine(self.pair, self._computes[""], **options)
+        engine = Engine(self.pair, self._computes[""], self._compiler, **options)
         engine.runner.adapters.by_name = self._adapters
         return engine
 
@@ -157,7 +173,9 @@ class Served:
         """Returns the outputs of merged models for each prompt and each of NAMES."""
         if kind not in self._expected:
             each = [
-                Engine(self.pair, self._computes[name]).outputs(*self.requests(kind, name))
+                Engine(self.pair, self._computes[name], self._compiler).outputs(
+                    *self.requests(kind, name)
+                )
                 for name in NAMES
             ]
             self._expected[kind] = [output for outputs in each for output in outputs]
@@ -176,7 +194,8 @@ class Served:
 def pair_and_folders(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[ModelPair, Mapping[str, AdapterFolders]]:
-    pair = ModelPair("llama", tmp_path_factory.mktemp("llama"))
+    sizes = {"vocab_size": byte_level_texts().size, "eos_token_id": EOS}
+    pair = ModelPair("llama", tmp_path_factory.mktemp("llama"), **sizes)
     folders = {}
     for seed, (name, options) in enumerate(OPTIONS.items()):
         made = AdapterFolders(tmp_path_factory.mktemp("adapter"), tmp_path_factory.mktemp("merged"))
@@ -186,14 +205,22 @@ def pair_and_folders(
     return pair, folders
 
 
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(byte_level_texts().vocabulary)
+    yield made
+    made.close()
+
+
 @pytest.fixture(scope="module", params=[TORCH, AUTO])
 def served(
     request: pytest.FixtureRequest,
     pair_and_folders: tuple[ModelPair, Mapping[str, AdapterFolders]],
     native_library: NativeLibrary,
+    compiler: GrammarCompiler,
 ) -> Served:
     """The model in plain torch, and in the native decoder."""
-    return Served(*pair_and_folders, request.param)
+    return Served(*pair_and_folders, request.param, compiler)
 
 
 @pytest.mark.cases(24)

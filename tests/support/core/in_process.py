@@ -10,6 +10,7 @@ from executor_service.steps import (
     ExecutorInfo,
     ExecutorLimits,
     ModelInfo,
+    RowGrammars,
     Runner,
     StepExecutor,
     StepInput,
@@ -48,9 +49,10 @@ class InProcessEngine:
         epoch: int,
         depth: int,
         preempt_at: frozenset[int] = frozenset(),
+        grammars: RowGrammars | None = None,
     ) -> None:
         self.scheduler = EngineWithQueue(config)
-        self.executor = StepExecutor(executor_info(config, epoch), runner)
+        self.executor = StepExecutor(executor_info(config, epoch), runner, grammars=grammars)
         self.epoch = epoch
         self.depth = depth
         self.preempt_at = preempt_at

@@ -17,6 +17,7 @@ from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.device import KVCache
 from executor_service.model import LoadedModel, MakeModel, build_input_batch
 from executor_service.runner import CacheConfig, build_runner
+from executor_service.steps import RowGrammars
 from executor_service.steps import SamplingParams as ExecutorParams
 from scheduler_service.scheduler.values import (
     BeamParams,
@@ -260,6 +261,7 @@ class ObservedEngine(InProcessEngine):
         preempt_at: Iterable[int] = (),
         us_per_block: float | None = None,
         compute: Compute | None = None,
+        grammars: RowGrammars | None = None,
         **options: object,
     ) -> None:
         self._us_per_block = us_per_block
@@ -287,7 +289,12 @@ class ObservedEngine(InProcessEngine):
         values["block_bytes"] = runner.cache.block_bytes
         config = SchedulerConfig(**values)  # type: ignore[arg-type]
         super().__init__(
-            config, runner, epoch=_EXECUTOR_EPOCH, depth=depth, preempt_at=frozenset(preempt_at)
+            config,
+            runner,
+            epoch=_EXECUTOR_EPOCH,
+            depth=depth,
+            preempt_at=frozenset(preempt_at),
+            grammars=grammars,
         )
         self.core = self.scheduler = ObservedScheduler(config)
 
