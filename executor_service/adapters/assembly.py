@@ -206,7 +206,7 @@ class Assembly:
         return self._checked(matrix.to(self._loaded.dtype), parts).contiguous()
 
     def _checked(self, tensor: Tensor, parts: Sequence[tuple[Place, ModuleTensors]]) -> Tensor:
-        if not bool(torch.isfinite(tensor).all()):
+        if not _is_finite(tensor):
             names = ", ".join(_label(module) for _, module in parts)
             raise AdapterInvalid(f"{names}: numbers are not finite in {self._loaded.dtype_name}")
         return tensor.to(self._loaded.device)
@@ -219,6 +219,10 @@ def _low_rank(parts: Sequence[tuple[Place, ModuleTensors]]) -> tuple[Tensor, Ten
     one rank of zeros.
     """
     target = parts[0][0].target
+    [(place, module), *others] = parts
+    is_whole = not others and place.rows == slice(0, target.num_outputs)
+    if is_whole and module.down is not None and module.up is not None:
+        return module.down.data, module.up.data[place.of_module], module.scale
     with_ranks = [(place, module) for place, module in parts if module.down is not None]
     if not with_ranks:
         return torch.zeros(1, target.num_inputs), torch.zeros(target.num_outputs, 1), 1.0
@@ -270,8 +274,14 @@ def check_shape(tensor: NamedTensor, shape: tuple[int, ...], layer: str) -> None
             f"{tensor.name} has shape {list(tensor.data.shape)} where {layer} of the model needs"
             f" {list(shape)}: the adapter may be of another model"
         )
-    if not bool(torch.isfinite(tensor.data).all()) or not math.prod(shape):
+    if not math.prod(shape) or not _is_finite(tensor.data):
         raise AdapterInvalid(f"{tensor.name} has numbers that are not finite, or none")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # The sum is far cheaper, and finite only if all numbers are; but it may overflow.
+    is_sum_finite = math.isfinite(tensor.sum(dtype=torch.float32).item())
+    return is_sum_finite or bool(torch.isfinite(tensor).all())
 
 
 def _label(module: ModuleTensors) -> str:
