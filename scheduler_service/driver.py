@@ -30,6 +30,8 @@ from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_contract import DomainError
 
 # Limit of unread bytes of all streams together, in multiples of the limit of one stream.
+# Longest wait for an executor to load an adapter that an operator registers.
+_LOAD_AHEAD_S = 20.0
 _NUM_UNREAD_STREAMS = 16
 # Watchers are told the name of the model in turns of these events.
 _NAMES_MODEL = frozenset({events.RequestSubmitted, events.ExecutorConnected})
@@ -227,6 +229,21 @@ class Driver:
     async def drain_executor(self, address: str, timeout_s: float) -> Drained:
         """Drains an executor, and returns when the executor is removed. Raises DomainError."""
         return await self.membership.drain(address, timeout_s)
+
+    async def load_ahead(self, adapter: str) -> None:
+        """Has an executor load an adapter, if one has a slot for it, and returns when it has.
+
+        `adapter`: the reference of a version whose files are held. Raises
+        DomainError(ADAPTER_INVALID) if the executor cannot load it.
+        """
+        self._handle(events.AdapterRegistered(adapter))
+        for address, known in self.scheduler.executors.items():
+            if known.engine.adapter_slots.is_loading(adapter):
+                ended = self.membership.sessions[address].adapters.ended(adapter)
+                with suppress(TimeoutError):
+                    if why_not := await asyncio.wait_for(ended, _LOAD_AHEAD_S):
+                        raise DomainError("ADAPTER_INVALID", why_not)
+                return
 
     def undrain_executor(self, address: str) -> None:
         """Takes back an executor that drains or was drained. Raises DomainError."""

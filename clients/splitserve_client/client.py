@@ -307,7 +307,7 @@ class AsyncClient:
         """Registers the adapter at `path`, on the scheduler's machine; for operators.
 
         `replace`: whether `name` may have another folder until now. Raises AdapterExists, and
-        InvalidRequest if `path` has no adapter.
+        InvalidRequest if `path` has no adapter, or one that executors cannot load.
         """
         loaded = await self._connection.load_adapter(name, path, replace=replace)
         return decode_adapter(loaded.adapter)

@@ -33,6 +33,10 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
+async def _load_later(_reference: str) -> None:
+    """Leaves an adapter to the first request that names it."""
+
+
 class AdapterUnknown(DomainError):
     """Error: no adapter of this name is registered. The message lists those that are."""
 
@@ -215,10 +219,18 @@ class AdapterRegistry:
 
     # -- changes -----------------------------------------------------------------------------------
 
-    async def load(self, name: str, path: Path, *, replace: bool) -> RegisteredAdapter:
-        """Registers an adapter, and reads its files.
+    async def load(
+        self,
+        name: str,
+        path: Path,
+        *,
+        replace: bool,
+        load_ahead: Callable[[str], Awaitable[None]] = _load_later,
+    ) -> RegisteredAdapter:
+        """Registers an adapter, after its files were read.
 
-        Raises DomainError: ADAPTER_INVALID, ADAPTER_EXISTS.
+        `load_ahead`: has an executor load a version. Raises DomainError: ADAPTER_INVALID,
+        ADAPTER_EXISTS, and what `load_ahead` raises; then nothing has changed.
         """
         path = await self._run(path.absolute)
         present = self._known.get(name)
@@ -232,9 +244,12 @@ class AdapterRegistry:
             version = await self._read(name, known)
         except AdapterInvalid as error:
             raise _invalid(str(error)) from error
-        self._forget(name)
-        self._known[name] = known
-        self._release(version)
+        try:
+            await load_ahead(reference_of(name, version.digest))
+            self._forget(name)
+            self._known[name] = known
+        finally:
+            self._release(version)
         _log.info("adapter_registered name=%s path=%s", name, path)
         return self._shown(name)
 

@@ -42,6 +42,7 @@ class AdapterLoader:
         self._report = report
         self._waiting: asyncio.Queue[effects.LoadAdapter] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
+        self._ends: dict[str, asyncio.Future[str]] = {}
 
     def load(self, effect: effects.LoadAdapter) -> None:
         """Queues the loading of an adapter; the executor loads one at a time."""
@@ -50,10 +51,25 @@ class AdapterLoader:
             loading: Coroutine[Any, Any, None] = self._run()
             self._task = asyncio.get_running_loop().create_task(loading)
 
+    def ended(self, adapter: str) -> asyncio.Future[str]:
+        """Returns the end of a load that goes on: why the adapter cannot be loaded, else empty.
+
+        If the executor is lost meanwhile, the reason is empty, too.
+        """
+        end = self._ends.setdefault(adapter, asyncio.get_running_loop().create_future())
+        return asyncio.shield(end)
+
     def close(self) -> None:
         """Ends all calls; nothing is reported any more."""
         if self._task is not None:
             self._task.cancel()
+        for adapter in list(self._ends):
+            self._tell(adapter, "")
+
+    def _tell(self, adapter: str, why_not: str) -> None:
+        end = self._ends.pop(adapter, None)
+        if end is not None:
+            end.set_result(why_not)
 
     async def _run(self) -> None:
         while True:
@@ -67,6 +83,7 @@ class AdapterLoader:
                     why_not,
                 )
             self._report(events.AdapterLoaded(effect.address, effect.adapter, why_not))
+            self._tell(effect.adapter, why_not)
 
     async def _load(self, effect: effects.LoadAdapter) -> str:
         """Returns why the adapter could not be loaded; empty if it is loaded."""

@@ -42,6 +42,7 @@ _PLAIN_EVENTS: Mapping[type[Any], tuple[str, Converters]] = MappingProxyType(
         events.ExecutorUndrained: ("executor_undrained", NO_CONVERTERS),
         events.ExecutorLost: ("executor_lost", MappingProxyType({"cause": LossCause})),
         events.AdapterLoaded: ("adapter_loaded", NO_CONVERTERS),
+        events.AdapterRegistered: ("adapter_registered", NO_CONVERTERS),
         events.TenantsWeighed: ("tenants_weighed", MappingProxyType({"weights": dict})),
         events.Tick: ("tick", NO_CONVERTERS),
     }

@@ -111,6 +111,13 @@ class AdapterLoaded:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRegistered:
+    """An operator registers `adapter`: an executor with a slot for it loads it ahead of need."""
+
+    adapter: str
+
+
+@dataclass(frozen=True, slots=True)
 class TenantsWeighed:
     """Sets the tenant weights, changed by an operator; an unnamed tenant has weight 1."""
 
@@ -139,5 +146,11 @@ ExecutorEvent: TypeAlias = (
     | AdapterLoaded
 )
 Event: TypeAlias = (
-    RequestSubmitted | RequestAborted | StepCompleted | TenantsWeighed | Tick | ExecutorEvent
+    RequestSubmitted
+    | RequestAborted
+    | StepCompleted
+    | AdapterRegistered
+    | TenantsWeighed
+    | Tick
+    | ExecutorEvent
 )

@@ -37,6 +37,7 @@ from scheduler_service.scheduler.engine import Engine
 from scheduler_service.scheduler.engine.planning import fits, prepare_request
 from scheduler_service.scheduler.events import (
     AdapterLoaded,
+    AdapterRegistered,
     Event,
     ExecutorConnected,
     ExecutorDoubted,
@@ -169,6 +170,8 @@ class Scheduler:
                 self._tick(looks_everywhere=event.looks_everywhere)
             case RequestAborted():
                 self._abort(event.request_id)
+            case AdapterRegistered():
+                self._adapter_registered(event.adapter)
             case TenantsWeighed():
                 self.queue.weigh_tenants(event.weights)
             case _:
@@ -404,6 +407,22 @@ class Scheduler:
         executor.engine.adapter_loaded(event.adapter, event.why_not)
         self._has_changed = True
         self._wake(executor)
+
+    def _adapter_registered(self, adapter: str) -> None:
+        executors = [
+            each for each in self.taking_requests if each.engine.adapter_slots.loads_adapters
+        ]
+        if any(each.engine.has_adapter(adapter) for each in executors):
+            return
+        for executor in sorted(executors, key=lambda each: each.engine.adapter_slots.num_taken):
+            executor.engine.tick(self.now_ns)
+            if executor.engine.load_ahead(adapter):
+                self._send_loads(executor)
+                return
+
+    def _send_loads(self, executor: ExecutorState) -> None:
+        for load in executor.engine.adapter_slots.take_begun():
+            self._effects.append(LoadAdapter(executor.address, load.adapter, load.kept))
 
     def _doubted(self, address: str, *, is_doubtful: bool) -> None:
         executor = self.executors.get(address)
@@ -680,8 +699,7 @@ class Scheduler:
             if executor.is_broken:
                 self._count_break(self._routing.looked_at)
                 return
-            for load in engine.adapter_slots.take_begun():
-                self._effects.append(LoadAdapter(address, load.adapter, load.kept))
+            self._send_loads(executor)
             executor.blockers = engine.placement.draft.blockers if plan is None else plan.blockers
             self._preempted_moves.planned(executor)
             if plan is None:

@@ -112,12 +112,15 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def LoadAdapter(
         self, request: admin_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.LoadAdapterResponse:
-        """Registers an adapter, after its files were read."""
+        """Registers an adapter, after its files were read and an executor has loaded it."""
         self._audit.record(
             OperatorCalled("LoadAdapter", context.peer(), self._names.of_call(context))
         )
         loaded = await self._cluster.adapters.load(
-            request.name, Path(request.path), replace=request.replace
+            request.name,
+            Path(request.path),
+            replace=request.replace,
+            load_ahead=self._cluster.load_ahead,
         )
         return admin_pb2.LoadAdapterResponse(adapter=encode_adapter(loaded))
 

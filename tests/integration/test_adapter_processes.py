@@ -300,3 +300,19 @@ async def test_hostile_adapters_are_refused_by_reason_while_others_go_on(
     assert await stream.end() == stack.expected("f", NUM_LONG)
     assert await ask(client, "e") == stack.expected("e")
     assert stack.processes.are_alive()
+
+
+async def test_hostile_adapters_are_refused_when_an_operator_registers_them(
+    client: AsyncClient, stack: Stack, tmp_path: Path
+) -> None:
+    # Links may leave a folder that an operator names.
+    for name in HOSTILE.keys() - {"file_outside", "folder_outside"}:
+        spoil, words = HOSTILE[name]
+        folder = tmp_path / name
+        shutil.copytree(stack.processes.adapters / "e", folder)
+        spoil(folder)
+        with pytest.raises(SplitserveError) as failed:
+            await client.load_adapter("registered", str(folder))
+        assert (failed.value.reason, words in str(failed.value)) == ("ADAPTER_INVALID", True), name
+    with pytest.raises(AdapterUnknown):
+        await ask(client, "registered")

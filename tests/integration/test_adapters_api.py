@@ -210,3 +210,33 @@ async def test_adapter_that_cannot_be_loaded_costs_its_requests_alone(tmp_path: 
             await service.client.complete(
                 PROMPT, PARAMS, scheduling=SchedulingParams(adapter="none")
             )
+
+
+async def test_operators_are_told_why_an_adapter_cannot_be_loaded(tmp_path: Path) -> None:
+    good = write_adapter(tmp_path / "good", b"weights")
+    write_adapter(tmp_path / "bad", b"bad weights")
+    adapters = FakeAdapters(1)
+    async with fake_service(FakeExecutor(adapters=adapters)) as service:
+        await service.client.load_adapter("a", str(tmp_path / "good"))
+        assert adapters.loads == [good.replace("good", "a")]
+        for name, replace in (("b", False), ("a", True)):
+            with pytest.raises(SplitserveError, match="lora_A has NaN") as failed:
+                await service.client.load_adapter(name, str(tmp_path / "bad"), replace=replace)
+            assert failed.value.reason == "ADAPTER_INVALID"
+        assert [each.name for each in await service.client.list_adapters()] == ["a"]
+        await ask_loaded(service, "a", good.replace("good", "a"))
+
+
+async def test_adapter_is_registered_when_no_executor_can_load_it_now(tmp_path: Path) -> None:
+    good = write_adapter(tmp_path / "good", b"weights")
+    other = write_adapter(tmp_path / "other", b"other weights")
+    watch, adapters = StepWatch(), FakeAdapters(1)
+    async with fake_service(FakeExecutor(adapters=adapters, fault=watch)) as service:
+        await service.client.load_adapter("good", str(tmp_path / "good"))
+        watch.hold(after=3)
+        running = asyncio.create_task(ask_loaded(service, "good", good))
+        await watch.wait_held()
+        await service.client.load_adapter("other", str(tmp_path / "other"))
+        assert adapters.loads == [good]
+        watch.release()
+        await asyncio.gather(running, ask_loaded(service, "other", other))

@@ -63,6 +63,11 @@ class AdapterSlots:
         """Number of adapters that are being loaded."""
         return len(self._loading)
 
+    @property
+    def num_taken(self) -> int:
+        """Number of slots with adapters that are loaded or being loaded."""
+        return len(self._last_steps) + len(self._loading)
+
     def is_loading(self, adapter: str) -> bool:
         """Returns whether the executor loads an adapter now."""
         return adapter in self._loading
@@ -89,13 +94,12 @@ class AdapterSlots:
         `kept`: adapters that must stay. `answered_step_id`: the latest step with a result.
         """
         return (
-            len(self._last_steps) + len(self._loading) < self._num_slots
-            or self._evictable(kept, answered_step_id) is not None
+            self.num_taken < self._num_slots or self._evictable(kept, answered_step_id) is not None
         )
 
     def load(self, adapter: str, kept: Container[str], answered_step_id: int, now_ns: int) -> None:
         """Begins to load an adapter if `can_load`; evicts the least recently used."""
-        if len(self._last_steps) + len(self._loading) >= self._num_slots:
+        if self.num_taken >= self._num_slots:
             evicted = self._evictable(kept, answered_step_id)
             assert evicted is not None, "no adapter slot is free"
             del self._last_steps[evicted]

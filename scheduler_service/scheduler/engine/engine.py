@@ -94,6 +94,15 @@ class Engine:
         """Adapters that the executor has loaded or loads."""
         return self.placement.adapter_slots
 
+    def load_ahead(self, adapter: str) -> bool:
+        """Has the executor load an adapter that no request waits for, if there is a slot for it."""
+        placement = self.placement
+        answered = placement.last_answered_step_id
+        if not self.adapter_slots.can_load(placement.kept_adapters, answered):
+            return False
+        placement.load_adapter(adapter)
+        return True
+
     def adapter_loaded(self, adapter: str, why_not: str) -> None:
         """Takes the end of a load; `why_not`: why the adapter could not be loaded, else empty."""
         self._check_open()

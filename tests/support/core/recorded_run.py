@@ -29,6 +29,7 @@ from tests.support.fakes.fake_runner import SlowCompiler, StepFault
 
 VOCAB_SIZE = 97
 STEP_NS = 1_000_000
+_ADAPTERS = ("x@1", "y@1", "z@1")
 # The last one cannot be compiled.
 _GRAMMARS = (
     Grammar("json_schema", ("a rule",)),
@@ -179,7 +180,7 @@ class RandomRun:
 
     def _disturb(self, executor: Machine) -> None:
         draw, fleet, address = self._random, self._fleet, executor.address
-        match draw.randint(0, 9):
+        match draw.randint(0, 10):
             case 0 | 1:
                 self._given_up[address] = executor
                 cause = draw.choice([LossCause.DIED, LossCause.SILENT])
@@ -200,6 +201,8 @@ class RandomRun:
             case 8:
                 weights = draw.choice([{}, {"a": 2.0}, {"a": 0.5, "b": 3.0}])
                 fleet.handle(events.TenantsWeighed(weights))
+            case 9:
+                fleet.handle(events.AdapterRegistered(draw.choice(_ADAPTERS)))
             case _:
                 fleet.now_ns = max(fleet.now_ns, fleet.wakes_at_ns or 0)
                 fleet.settle()
@@ -275,7 +278,7 @@ class RandomRun:
             priority=draw.randint(-1, 1),
             tenant=draw.choice(["", "a", "b"]),
             deadline_ns=draw.choice([None, None, self.now_ns + 40 * STEP_NS]),
-            adapter=draw.choice(["", "", "", "x@1", "y@1", "z@1"]),
+            adapter=draw.choice(["", "", "", *_ADAPTERS]),
             cache_salt=draw.choice(["", "", "salt"]),
             uses_prefix_cache=draw.random() < 0.9,
         )

@@ -144,10 +144,12 @@ class AdminServiceServicer(object):
 
     def LoadAdapter(self, request, context):
         """Registers an adapter, whose name requests may use from now on. Its files are read on the
-        scheduler's machine, now and when an executor loads it.
+        scheduler's machine, now and when an executor loads it. An executor with a slot for it loads it
+        now; the call waits for that, but not long.
 
         Idempotency: the same name with the same folder changes nothing.
-        Errors: INVALID_ARGUMENT ADAPTER_INVALID, the name is not allowed, or the folder is no adapter;
+        Errors: INVALID_ARGUMENT ADAPTER_INVALID, the name is not allowed, the folder is no adapter, or
+        the executor cannot load it;
         ALREADY_EXISTS ADAPTER_EXISTS, the name has another folder, and `replace` is not set;
         and the errors of every method in scheduler.proto.
         """

@@ -75,3 +75,20 @@ async def test_call_is_not_repeated_when_no_request_has_the_adapter() -> None:
     executor = Executor(LATER, LATER)
     assert "no request has it" in (await loaded(executor, Sources(2))).why_not
     assert len(executor.requests) == 2
+
+
+async def test_end_is_told_with_its_reason_to_all_who_wait() -> None:
+    loader = adapter_loader.AdapterLoader(
+        cast(Any, Executor(NEVER)), 5, Sources(1), lambda _event: None
+    )
+    loader.load(effects.LoadAdapter("host:1", "a@1", ()))
+    ends = await asyncio.gather(loader.ended("a@1"), loader.ended("a@1"))
+    assert list(ends) == ["the rank is 99"] * 2
+    loader.close()
+
+
+async def test_end_is_told_when_the_executor_is_lost() -> None:
+    loader = adapter_loader.AdapterLoader(cast(Any, Executor()), 5, Sources(0), lambda _event: None)
+    end = loader.ended("a@1")
+    loader.close()
+    assert await end == ""

@@ -201,6 +201,7 @@ EVENTS: list[events.Event] = [
     events.ExecutorLost("a:1", LossCause.SILENT, "it does not answer"),
     events.TenantsWeighed({"a": 0.3}),
     events.TenantsWeighed({}),
+    events.AdapterRegistered("sql@0123456789abcdef"),
     events.AdapterLoaded("executor:1", "sql@0123456789abcdef"),
     events.AdapterLoaded("executor:1", "sql@0123456789abcdef", "it has no weights"),
     events.Tick(),
