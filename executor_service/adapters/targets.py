@@ -2,33 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
-from executor_service.model import QuantizedEmbedding, QuantizedLinear, Target
+from executor_service.model import QuantizedEmbedding, QuantizedLinear, Target, expert_sizes
 
+# States of tokens, and the indexes and weights of their experts.
+_NUM_EXPERTS_ARGUMENTS = 3
 # Parts of names that a model has, or lacks, if it is the text part of another one.
 _OPTIONAL_PARTS = frozenset({"model", "transformer", "language_model", "text_model"})
 
 
 def find_targets(model: Any) -> dict[str, Target]:  # noqa: ANN401
-    """Returns the linear layers and the token embedding of `model`, by their names.
+    """Returns what adapters may change, by name.
 
+    They are linear layers, the token embedding, matrices of experts, and routers beside these.
     `model`: of `transformers`, not taken apart yet.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    targets = {}
+    targets: dict[str, Target] = {}
+    experts = "."
     for name, module in model.named_modules():
-        if module is embedding and isinstance(module, nn.Embedding | QuantizedEmbedding):
+        if name.startswith(experts):
+            continue
+        if matrices := expert_sizes(module):
+            experts = f"{name}."
+            of_experts = [*_experts(name, matrices), *_routers(model, name, matrices)]
+            targets.update((target.name, target) for target in of_experts)
+        elif module is embedding and isinstance(module, nn.Embedding | QuantizedEmbedding):
             sizes = module.num_embeddings, module.embedding_dim
             targets[name] = Target(name, *sizes, is_embedding=True)
         elif (found := _sizes(module)) is not None:
             has_bias = module.bias is not None
             targets[name] = Target(name, *found, has_bias=has_bias, is_head=module is head)
     return targets
+
+
+def _experts(name: str, matrices: Mapping[str, tuple[int, int, int]]) -> Iterator[Target]:
+    for matrix, (num_experts, num_inputs, num_outputs) in matrices.items():
+        yield Target(f"{name}.{matrix}", num_inputs, num_outputs, num_experts=num_experts)
+
+
+def _routers(
+    model: nn.Module, experts: str, matrices: Mapping[str, tuple[int, int, int]]
+) -> Iterator[Target]:
+    """Yields the routers beside `experts` that are no linear layers of their own."""
+    num_experts, width, _ = matrices["gate_up_proj"]
+    parent = experts.rpartition(".")[0]
+    for name, module in model.get_submodule(parent).named_children():
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.shape == (num_experts, width) and _sizes(module) is None:
+            yield Target(f"{parent}.{name}", width, num_experts, is_router=True)
 
 
 def is_transposed(module: nn.Module) -> bool:
@@ -53,10 +80,11 @@ def aligned_targets(model: Any) -> Iterator[dict[str, Target]]:  # noqa: ANN401
     """Yields the targets of `model` that take a row for each input token.
 
     They are those whose calls inside have shown that: the mapping is filled at the end. A layer
-    that gets some tokens only (an expert) or whose module is not called cannot be changed.
+    that gets some tokens only or whose module is not called cannot be changed. Experts get all
+    tokens, and with them what the router has chosen.
     """
     targets = find_targets(model)
-    modules = {name: model.get_submodule(name) for name in targets}
+    modules = {name: model.get_submodule(target.module) for name, target in targets.items()}
     called: set[str] = set()
     num_tokens, aligned = 0, dict(targets)
 
@@ -70,9 +98,7 @@ def aligned_targets(model: Any) -> Iterator[dict[str, Target]]:  # noqa: ANN401
             if module is not modules[name]:
                 return  # of a copy
             called.add(name)
-            num_rows = arguments[0].numel() if arguments else 0
-            if not target.is_embedding:
-                num_rows //= target.num_inputs
+            num_rows = _num_rows(target, arguments)
             # The head may get some tokens only.
             if num_rows != num_tokens and not (target.is_head and num_rows):
                 aligned.pop(name, None)
@@ -92,13 +118,23 @@ def aligned_targets(model: Any) -> Iterator[dict[str, Target]]:  # noqa: ANN401
             aligned.pop(name, None)
 
 
+def _num_rows(target: Target, arguments: tuple[Tensor, ...]) -> int:
+    """Returns the rows that a module gets; 0 if it is called in another way."""
+    if len(arguments) < (_NUM_EXPERTS_ARGUMENTS if target.num_experts else 1):
+        return 0
+    if target.num_experts:
+        return len(arguments[0])
+    return arguments[0].numel() // (1 if target.is_embedding else target.num_inputs)
+
+
 def short_name(name: str) -> str:
     """Returns a name of a module or tensor without what depends on the model around it.
 
     `model.language_model.layers.0.mlp.up_proj` and `model.layers.0.mlp.up_proj` become
-    `layers.0.mlp.up_proj`.
+    `layers.0.mlp.up_proj`, and so does the former name of a mixture that `transformers` has
+    changed.
     """
-    parts = name.split(".")
+    parts = name.replace(".block_sparse_moe.", ".mlp.").split(".")
     while len(parts) > 1 and parts[0] in _OPTIONAL_PARTS:
         parts.pop(0)
     return ".".join(parts)

@@ -4,6 +4,7 @@ from executor_service.model.adapter import (
     AdaptedTokens,
     Adapter,
     BaseTensor,
+    ExpertsUpdate,
     LoadedAdapters,
     Target,
 )
@@ -53,7 +54,11 @@ from executor_service.model.quantized_linear import (
     rounded_to_float8,
 )
 from executor_service.model.rope_scaling import fix_rope
-from executor_service.model.separate_experts import SeparateExperts, why_not_separate
+from executor_service.model.separate_experts import (
+    SeparateExperts,
+    expert_sizes,
+    why_not_separate,
+)
 from executor_service.model.transformers_attention import (
     IMPLEMENTATION_NAME,
     SCRATCH_BLOCK_SIZE,
@@ -74,6 +79,7 @@ __all__ = [
     "AdaptingModel",
     "BaseTensor",
     "ExpectedLogits",
+    "ExpertsUpdate",
     "InputBatch",
     "LayerKind",
     "LayerStates",
@@ -102,6 +108,7 @@ __all__ = [
     "context_of",
     "dequantize_layers",
     "expected_windows",
+    "expert_sizes",
     "fill_in",
     "fix_rope",
     "layer_kinds",

@@ -2,7 +2,8 @@
 
 The rows of one adapter are multiplied apart from all others, in float32. A product of a few rows
 may be summed in another order than one of many, so the last bits of a row's result can depend on
-how many tokens of the same adapter a pass has. Rows without an adapter keep all their bits.
+how many tokens of the same adapter a pass has. Rows without an adapter keep all their bits, except
+that the experts of a mixture may be computed by other code (adapted_experts.py).
 
 Shape letters: I inputs of a layer, O outputs, r rank, n rows of one adapter, T input tokens, S rows
 of logits.
@@ -19,12 +20,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from executor_service.model.adapted_experts import (
+    AdaptedExperts,
+    ExpertsChange,
+    routed_anew,
+    router_weight,
+)
 from executor_service.model.adapter import AdaptedTokens, Adapter, Target
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.separate_experts import EXPERT_MATRICES
 from splitserve_kernels.low_rank_update import LowRankUpdate
 
-_Hook = Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]
+_Hook = Callable[[nn.Module, tuple[Tensor, ...], Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +67,40 @@ class AdaptedLinears:
             yield
             return
         rows = self._rows(batch, adapted)
+        model = self._loaded.model
         hooks = [
-            self._loaded.model.get_submodule(target.name).register_forward_hook(
-                self._hook(target, changes)
-            )
+            model.get_submodule(target.name).register_forward_hook(self._hook(target, changes))
             for target in self._loaded.adapter_targets.values()
-            if (changes := _changes(target, rows))
+            if not target.num_experts and (changes := _changes(target, rows))
         ]
+        replaced = self._experts(adapted)
+        for module, experts in replaced:
+            module.forward = experts.forward
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
+            for module, _ in replaced:
+                del module.forward
+
+    def _experts(self, adapted: AdaptedTokens) -> list[tuple[Any, AdaptedExperts]]:
+        """Returns the modules of experts that adapters change, with what replaces their code."""
+        targets = self._loaded.adapter_targets.values()
+        of_token = torch.from_numpy(adapted.of_token).to(self._loaded.device, torch.int64)
+        replaced = []
+        for name, number in {each.module: each.num_experts for each in targets}.items():
+            if not number:
+                continue
+            changes = [
+                ExpertsChange(*(each.experts.get(f"{name}.{matrix}") for matrix in EXPERT_MATRICES))
+                for each in adapted.adapters
+            ]
+            if any(each.gate_up is not None or each.down is not None for each in changes):
+                module: Any = self._loaded.model.get_submodule(name)
+                experts = AdaptedExperts(module, number, changes, of_token)
+                replaced.append((module, experts))
+        return replaced
 
     def _rows(self, batch: InputBatch, adapted: AdaptedTokens) -> list[_Rows]:
         device = self._loaded.device
@@ -88,7 +118,9 @@ class AdaptedLinears:
         ]
 
     def _hook(self, target: Target, changes: Sequence[_Change]) -> _Hook:
-        """Returns what changes the outputs of a layer in place."""
+        """Returns what changes the outputs of a layer, in place except for a router."""
+        if target.is_router:
+            return self._router_hook(changes)
 
         def change(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
             inputs, outputs = arguments[0].reshape(-1), output.view(-1, target.num_outputs)
@@ -102,6 +134,16 @@ class AdaptedLinears:
                     bias = self._bias(module, target)
                     own = _multiplied(own, inputs[index].float(), bias, update, weights)
                 outputs[index] = own.to(outputs.dtype)
+
+        return change
+
+    def _router_hook(self, changes: Sequence[_Change]) -> _Hook:
+        def change(module: nn.Module, arguments: tuple[Tensor, ...], output: Any) -> Any:  # noqa: ANN401
+            for tokens, update, _ in changes:
+                assert update is not None, "routers have no weights of their own"
+                weight = router_weight(module, update)
+                output = routed_anew(module, weight, arguments[0], tokens, output)
+            return output
 
         return change
 

@@ -1,12 +1,13 @@
 """A loaded LoRA adapter: what it changes in each module of the model; the tokens that have one.
 
-Shape letters: r rank, V vocabulary, W width of the model, T input tokens of a pass.
+Shape letters: r rank, V vocabulary, W width of the model, T input tokens of a pass, E experts, I
+inputs of an expert's matrix, O outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -16,10 +17,12 @@ from splitserve_kernels.low_rank_update import LowRankUpdate
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A linear layer or embedding of the model that an adapter may change.
+    """A linear layer, embedding, router or matrix of experts that an adapter may change.
 
     `name`: path to it, as in the parameters of the `transformers` model. `num_inputs`: of an
     embedding, its tokens. `has_bias`: whether the layer has one. `is_head`: it computes the logits.
+    `is_router`: it chooses the experts of a token. `num_experts`: 0 if it is a module; otherwise it
+    is a parameter with a matrix of each expert, whose inputs and outputs the sizes are.
     """
 
     name: str
@@ -28,6 +31,13 @@ class Target:
     is_embedding: bool = False
     has_bias: bool = False
     is_head: bool = False
+    is_router: bool = False
+    num_experts: int = 0
+
+    @property
+    def module(self) -> str:
+        """Path to the module that multiplies with it."""
+        return self.name.rpartition(".")[0] if self.num_experts else self.name
 
 
 # Returns a tensor of the base model by its name there, as in its checkpoint and in the model's
@@ -41,15 +51,27 @@ def no_base_tensor(_name: str) -> Tensor | None:
     return None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertsUpdate:
+    """Low-rank change of a matrix of each expert: it adds up (down x) to the outputs.
+
+    `down`: [E, r, I], `up`: [E, O, r], both contiguous and in the model's dtype.
+    """
+
+    down: Tensor
+    up: Tensor
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
     """A loaded adapter. `name`: its name for rows. Equal only to itself.
 
-    `updates`: of linear layers, by `Target.name`; the output head is one of them. `embedding`: of
-    the token embedding; `down` is [r, V] there, and a column is looked up. It changes the weights:
-    a factor that the model gives its embeddings applies to it, too. `own_embedding` [V, W] and
-    `own_head` [V, W]: weights that replace those of the model (modules_to_save), None for none.
-    `num_bytes`: of all these tensors.
+    `updates`: of linear layers, by `Target.name`; the output head and routers are among them.
+    `experts`: of the matrices of experts, by `Target.name`. `embedding`: of the token embedding;
+    `down` is [r, V] there, and a column is looked up. It changes the weights: a factor that the
+    model gives its embeddings applies to it, too. `own_embedding` [V, W] and `own_head` [V, W]:
+    weights that replace those of the model (modules_to_save), None for none. `num_bytes`: of all
+    these tensors.
     """
 
     name: str
@@ -58,6 +80,7 @@ class Adapter:
     own_embedding: Tensor | None = None
     own_head: Tensor | None = None
     num_bytes: int = 0
+    experts: Mapping[str, ExpertsUpdate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

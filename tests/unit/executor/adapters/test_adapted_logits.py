@@ -36,6 +36,14 @@ ALL: dict[str, Any] = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear"}
 SOME = {"r": 3, "lora_alpha": 5, "use_rslora": True, "target_modules": ["q_proj", "down_proj"]}
 HEADS = {"r": 2, "target_modules": ["embed_tokens", "v_proj", "lm_head"]}
 OWN = {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}
+EXPERTS = {
+    "r": 3,
+    "use_rslora": True,
+    "target_modules": [],
+    "target_parameters": ["mlp.experts.down_proj"],
+}
+GATES = {"r": 2, "target_modules": [], "target_parameters": ["1.mlp.experts.gate_up_proj"]}
+_OF_GPT_OSS = ["experts.gate_up_proj", "0.mlp.experts.down_proj", "router.weight", "q_proj.weight"]
 
 # Architecture, overrides of its configuration, and two adapters.
 CASES: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -81,6 +89,11 @@ CASES: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"target_modules": _ATTENTION},
         SOME | {"target_modules": ["v_proj"]},
     ),
+    "qwen3_moe": ("qwen3_moe", {}, ALL, EXPERTS),
+    "mixtral_experts": ("mixtral", {}, ALL, EXPERTS | {"target_modules": ["v_proj"]}),
+    "olmoe": ("olmoe", {}, ALL, GATES),
+    "deepseek_v3": ("deepseek_v3", {}, ALL, EXPERTS),
+    "gpt_oss": ("gpt_oss", {}, ALL, EXPERTS | {"target_parameters": _OF_GPT_OSS}),
     "gpt_neox": ("gpt_neox", {}, ALL, {"target_modules": ["query_key_value", "embed_in"]}),
     "gpt2": (
         "gpt2",
