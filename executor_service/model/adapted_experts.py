@@ -87,7 +87,7 @@ def _add(
 
 def router_weight(router: Any, update: LowRankUpdate) -> Tensor:  # noqa: ANN401
     """Returns the weight of a router with an update, in its dtype."""
-    weight: Tensor = router.weight
+    weight: Tensor = router.weight.detach()
     changed = weight.float() + update.scale * (update.up.float() @ update.down.float())
     if update.gain is not None:
         changed = update.gain[:, None] * changed

@@ -1,9 +1,11 @@
 """Adapters in a model that `transformers` runs: additions to the outputs of its layers.
 
-The rows of one adapter are multiplied apart from all others, in float32. A product of a few rows
-may be summed in another order than one of many, so the last bits of a row's result can depend on
-how many tokens of the same adapter a pass has. Rows without an adapter keep all their bits, except
-that the experts of a mixture may be computed by other code (adapted_experts.py).
+Layers that apply adapters themselves (AdaptingLinear) do so, and the bits of a row do not depend on
+other rows. Elsewhere, the rows of one adapter are multiplied apart from all others, in float32. A
+product of a few rows may be summed in another order than one of many, so the last bits of a row's
+result can depend on how many tokens of the same adapter a pass has. Rows without an adapter keep
+all their bits, except that experts that are not packed are computed by other code
+(adapted_experts.py).
 
 Shape letters: I inputs of a layer, O outputs, r rank, n rows of one adapter, T input tokens, S rows
 of logits.
@@ -11,11 +13,14 @@ of logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -26,7 +31,7 @@ from executor_service.model.adapted_experts import (
     routed_anew,
     router_weight,
 )
-from executor_service.model.adapter import AdaptedTokens, Adapter, Target
+from executor_service.model.adapter import AdaptedTokens, Adapter, AdaptingLinear, Target
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.separate_experts import EXPERT_MATRICES
@@ -47,8 +52,14 @@ class _Rows:
     of_logits: Tensor
 
 
-# Rows of one adapter, and what it changes a layer with.
-_Change = tuple[Tensor, LowRankUpdate | None, Tensor | None]
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What an adapter changes in a layer, for `rows` of it; None for nothing."""
+
+    adapter: Adapter
+    rows: Tensor
+    update: LowRankUpdate | None
+    own: Tensor | None
 
 
 class AdaptedLinears:
@@ -58,6 +69,7 @@ class AdaptedLinears:
         """Changes nothing yet."""
         self._loaded = loaded
         self._biases: dict[str, Tensor] = {}
+        self._prepared: WeakKeyDictionary[Adapter, Mapping[str, Any]] = WeakKeyDictionary()
 
     @contextmanager
     def applied(self, batch: InputBatch) -> Iterator[None]:
@@ -67,28 +79,70 @@ class AdaptedLinears:
             yield
             return
         rows = self._rows(batch, adapted)
-        model = self._loaded.model
-        hooks = [
-            model.get_submodule(target.name).register_forward_hook(self._hook(target, changes))
-            for target in self._loaded.adapter_targets.values()
-            if not target.num_experts and (changes := _changes(target, rows))
-        ]
         replaced = self._experts(adapted)
-        for module, experts in replaced:
-            module.forward = experts.forward
-        try:
+        with ExitStack() as restored:
+            for target in self._loaded.adapter_targets.values():
+                changes = [] if target.num_experts else _changes(target, rows)
+                if changes and target.name in self._adapting:
+                    replaced.append((self._adapting[target.name], self._forward(target, changes)))
+                elif changes:
+                    module = self._loaded.model.get_submodule(target.name)
+                    hook = self._router_hook if target.is_router else self._hook
+                    handle = module.register_forward_hook(hook(target, changes))
+                    restored.callback(handle.remove)
+            for changed, forward in replaced:
+                changed.forward = forward
+                restored.callback(delattr, changed, "forward")
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            for module, _ in replaced:
-                del module.forward
 
-    def _experts(self, adapted: AdaptedTokens) -> list[tuple[Any, AdaptedExperts]]:
+    def prepare(self, adapter: Adapter) -> Mapping[str, Any]:
+        """Prepares an adapter for its passes, once. Any thread may call it.
+
+        Returns what layers that apply adapters themselves take, and the weights of routers, both by
+        the names of the targets. Raises RuntimeError if sizes are not those of the layers.
+        """
+        prepared = self._prepared.get(adapter)
+        if prepared is None:
+            prepared = dict(self._prepare(adapter))
+            self._prepared[adapter] = prepared
+        return prepared
+
+    def _prepare(self, adapter: Adapter) -> Iterator[tuple[str, Any]]:
+        for target in self._loaded.adapter_targets.values():
+            update, own = _change(adapter, target)
+            if update is None and own is None:
+                continue
+            if target.name in self._adapting:
+                yield target.name, self._adapting[target.name].prepare(update, own)
+            elif target.is_router and update is not None:
+                router = self._loaded.model.get_submodule(target.name)
+                yield target.name, router_weight(router, update)
+
+    @cached_property
+    def _adapting(self) -> Mapping[str, Any]:
+        """The layers that apply adapters themselves, by their names."""
+        model, targets = self._loaded.model, self._loaded.adapter_targets.values()
+        modules = {each.name: model.get_submodule(each.module) for each in targets}
+        return {name: each for name, each in modules.items() if isinstance(each, AdaptingLinear)}
+
+    def _forward(self, target: Target, changes: Sequence[_Change]) -> Callable[[Tensor], Tensor]:
+        """Returns what replaces the code of a layer that applies adapters itself."""
+        module: AdaptingLinear = self._adapting[target.name]
+        prepared = [self.prepare(each.adapter)[target.name] for each in changes]
+
+        def forward(inputs: Tensor) -> Tensor:
+            of_row = np.full(inputs.numel() // target.num_inputs, -1, np.int32)
+            for index, each in enumerate(changes):
+                of_row[each.rows.numpy()] = index
+            return module.adapted(inputs, prepared, of_row)
+
+        return forward
+
+    def _experts(self, adapted: AdaptedTokens) -> list[tuple[Any, Callable[..., Tensor]]]:
         """Returns the modules of experts that adapters change, with what replaces their code."""
         targets = self._loaded.adapter_targets.values()
         of_token = torch.from_numpy(adapted.of_token).to(self._loaded.device, torch.int64)
-        replaced = []
+        replaced: list[tuple[Any, Callable[..., Tensor]]] = []
         for name, number in {each.module: each.num_experts for each in targets}.items():
             if not number:
                 continue
@@ -97,9 +151,9 @@ class AdaptedLinears:
                 for each in adapted.adapters
             ]
             if any(each.gate_up is not None or each.down is not None for each in changes):
-                module: Any = self._loaded.model.get_submodule(name)
+                module = self._loaded.model.get_submodule(name)
                 experts = AdaptedExperts(module, number, changes, of_token)
-                replaced.append((module, experts))
+                replaced.append((module, experts.forward))
         return replaced
 
     def _rows(self, batch: InputBatch, adapted: AdaptedTokens) -> list[_Rows]:
@@ -118,31 +172,30 @@ class AdaptedLinears:
         ]
 
     def _hook(self, target: Target, changes: Sequence[_Change]) -> _Hook:
-        """Returns what changes the outputs of a layer, in place except for a router."""
-        if target.is_router:
-            return self._router_hook(changes)
+        """Returns what changes the outputs of a layer in place."""
 
         def change(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
             inputs, outputs = arguments[0].reshape(-1), output.view(-1, target.num_outputs)
             if not target.is_embedding:
                 inputs = inputs.view(-1, target.num_inputs)
-            for index, update, weights in changes:
-                own = outputs[index].float()
+            for each in changes:
+                own, given = outputs[each.rows].float(), inputs[each.rows]
                 if target.is_embedding:
-                    own = _embedded(module, own, inputs[index], outputs.dtype, update, weights)
+                    own = _embedded(module, own, given, outputs.dtype, each.update, each.own)
                 else:
                     bias = self._bias(module, target)
-                    own = _multiplied(own, inputs[index].float(), bias, update, weights)
-                outputs[index] = own.to(outputs.dtype)
+                    own = _multiplied(own, given.float(), bias, each.update, each.own)
+                outputs[each.rows] = own.to(outputs.dtype)
 
         return change
 
-    def _router_hook(self, changes: Sequence[_Change]) -> _Hook:
+    def _router_hook(self, target: Target, changes: Sequence[_Change]) -> _Hook:
+        """Returns what changes the outputs of a router, and returns them."""
+
         def change(module: nn.Module, arguments: tuple[Tensor, ...], output: Any) -> Any:  # noqa: ANN401
-            for tokens, update, _ in changes:
-                assert update is not None, "routers have no weights of their own"
-                weight = router_weight(module, update)
-                output = routed_anew(module, weight, arguments[0], tokens, output)
+            for each in changes:
+                weight = self.prepare(each.adapter)[target.name]
+                output = routed_anew(module, weight, arguments[0], each.rows, output)
             return output
 
         return change
@@ -161,17 +214,20 @@ class AdaptedLinears:
 
 def _changes(target: Target, rows: Sequence[_Rows]) -> list[_Change]:
     """Returns what the adapters of a pass change in a layer."""
-    changes: list[_Change] = []
+    changes = []
     for each in rows:
-        adapter, index, weights = each.adapter, each.tokens, None
-        update = adapter.updates.get(target.name)
-        if target.is_embedding:
-            update, weights = adapter.embedding, adapter.own_embedding
-        elif target.is_head:
-            index, weights = each.of_logits, adapter.own_head
-        if len(index) and (update is not None or weights is not None):
-            changes.append((index, update, weights))
+        index = each.of_logits if target.is_head else each.tokens
+        update, own = _change(each.adapter, target)
+        if len(index) and (update is not None or own is not None):
+            changes.append(_Change(each.adapter, index, update, own))
     return changes
+
+
+def _change(adapter: Adapter, target: Target) -> tuple[LowRankUpdate | None, Tensor | None]:
+    """Returns the update of a layer and the weights instead of its own, None for none."""
+    if target.is_embedding:
+        return adapter.embedding, adapter.own_embedding
+    return adapter.updates.get(target.name), adapter.own_head if target.is_head else None
 
 
 def _multiplied(
@@ -216,10 +272,18 @@ def _embedded(
         outputs = factor * weights[token_ids].float()
     if update is None:
         return outputs
-    added = factor * _low_rank(update, update.down.T[token_ids].float())
+    added = factor * _rank_by_rank(update, update.down.T[token_ids].float())
     return outputs + added if update.gain is None else update.gain * (outputs + added)
 
 
 def _low_rank(update: LowRankUpdate, reduced: Tensor) -> Tensor:
     """Returns the low-rank part [n, O] of an update; `reduced`: [n, r] float32."""
     return update.scale * functional.linear(reduced, update.up.float())
+
+
+def _rank_by_rank(update: LowRankUpdate, reduced: Tensor) -> Tensor:
+    """Returns the same, each row's sums in the same order whatever other rows there are."""
+    added = torch.zeros(len(reduced), len(update.up), device=reduced.device)
+    for rank, up in enumerate(update.up.float().T):
+        added += reduced[:, rank : rank + 1] * up
+    return update.scale * added

@@ -6,8 +6,9 @@ inputs of an expert's matrix, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -93,6 +94,29 @@ class AdaptedTokens:
 
     adapters: tuple[Adapter, ...]
     of_token: Int32Array
+
+
+@runtime_checkable
+class AdaptingLinear(Protocol):
+    """A linear layer that applies adapters itself.
+
+    The bits of a row depend on its own adapter only, not on the rows beside it.
+    """
+
+    def prepare(self, update: LowRankUpdate | None, own: Tensor | None) -> object:
+        """Returns what `adapted` takes for an adapter with `update`.
+
+        `own`: [O, I], weights instead of those of the layer, None for these. Any thread may call
+        it. Raises RuntimeError if the sizes are not those of the layer.
+        """
+        ...
+
+    def adapted(self, rows: Tensor, prepared: Sequence[object], of_row: Int32Array) -> Tensor:
+        """Returns the outputs [..., O] of `rows` [..., I], n rows in all.
+
+        `prepared`: of each adapter. `of_row`: [n], index in `prepared` of each row, -1 for none.
+        """
+        ...
 
 
 class LoadedAdapters:
