@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 from torch import Tensor, nn
 
-from executor_service.model import QuantizedEmbedding, QuantizedLinear, Target, expert_sizes
+from executor_service.model import (
+    QuantizedEmbedding,
+    QuantizedLinear,
+    Target,
+    computes_alike,
+    expert_sizes,
+    is_row_by_row,
+)
 
 # States of tokens, and the indexes and weights of their experts.
 _NUM_EXPERTS_ARGUMENTS = 3
@@ -83,39 +91,76 @@ def aligned_targets(model: Any) -> Iterator[dict[str, Target]]:  # noqa: ANN401
     that gets some tokens only or whose module is not called cannot be changed. Experts get all
     tokens, and with them what the router has chosen.
     """
-    targets = find_targets(model)
-    modules = {name: model.get_submodule(target.module) for name, target in targets.items()}
-    called: set[str] = set()
-    num_tokens, aligned = 0, dict(targets)
-
-    def begin(module: nn.Module, _: Any, named: dict[str, Any]) -> None:  # noqa: ANN401
-        nonlocal num_tokens
-        if module is model:
-            num_tokens = named["input_ids"].numel() if "input_ids" in named else 0
-
-    def watch(name: str, target: Target) -> Any:  # noqa: ANN401
-        def note(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            if module is not modules[name]:
-                return  # of a copy
-            called.add(name)
-            num_rows = _num_rows(target, arguments)
-            # The head may get some tokens only.
-            if num_rows != num_tokens and not (target.is_head and num_rows):
-                aligned.pop(name, None)
-
-        return note
-
-    hooks = [model.register_forward_pre_hook(begin, with_kwargs=True)]
-    hooks += [
-        modules[name].register_forward_pre_hook(watch(name, each)) for name, each in targets.items()
-    ]
+    calls = _Calls(model)
     try:
-        yield aligned
+        yield calls.aligned
     finally:
-        for hook in hooks:
+        calls.end()
+
+
+class _Calls:
+    """Watches the calls of a model. `aligned`: targets that all calls allow to be changed."""
+
+    def __init__(self, model: Any) -> None:  # noqa: ANN401
+        targets = find_targets(model)
+        self.aligned = dict(targets)
+        self._model = model
+        self._modules = {each.name: model.get_submodule(each.module) for each in targets.values()}
+        self._called: set[str] = set()
+        self._num_tokens = 0
+        self._hooks = [model.register_forward_pre_hook(self._begin, with_kwargs=True)]
+        for name, module in self._modules.items():
+            target = targets[name]
+            before = partial(self._before, target)
+            self._hooks.append(module.register_forward_pre_hook(before))
+            if target.num_experts or target.is_router:
+                behind = partial(self._behind, target)
+                self._hooks.append(module.register_forward_hook(behind, with_kwargs=True))
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        """Returns itself: copies of the model keep the hooks, which ignore them."""
+        return self
+
+    def end(self) -> None:
+        """Ends it, and removes what was not called."""
+        for hook in self._hooks:
             hook.remove()
-        for name in set(targets) - called:
-            aligned.pop(name, None)
+        for name in set(self.aligned) - self._called:
+            del self.aligned[name]
+
+    def _begin(self, module: nn.Module, _: Any, named: dict[str, Any]) -> None:  # noqa: ANN401
+        if module is self._model:
+            self._num_tokens = named["input_ids"].numel() if "input_ids" in named else 0
+
+    def _before(self, target: Target, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        if module is not self._modules[target.name]:
+            return
+        self._called.add(target.name)
+        num_rows = _num_rows(target, arguments)
+        # The head may get some tokens only.
+        if num_rows != self._num_tokens and not (target.is_head and num_rows):
+            self.aligned.pop(target.name, None)
+
+    def _behind(
+        self,
+        target: Target,
+        module: nn.Module,
+        arguments: tuple[Tensor, ...],
+        named: dict[str, Any],
+        output: Any,  # noqa: ANN401
+    ) -> None:
+        if module is not self._modules[target.name]:
+            return
+        if named or not _can_change(target, module, arguments, output):
+            self.aligned.pop(target.name, None)
+
+
+def _can_change(target: Target, module: nn.Module, arguments: Any, output: Any) -> bool:  # noqa: ANN401
+    """Returns whether the call of a router or of experts was one that adapters can change."""
+    if target.is_router:
+        num_tokens = _num_rows(target, arguments)
+        return len(arguments) == 1 and is_row_by_row(output, num_tokens)
+    return len(arguments) == _NUM_EXPERTS_ARGUMENTS and computes_alike(module, arguments, output)
 
 
 def _num_rows(target: Target, arguments: tuple[Tensor, ...]) -> int:

@@ -1,5 +1,6 @@
 """Models that attend through the KV pools, and the batches that they compute."""
 
+from executor_service.model.adapted_experts import computes_alike, is_row_by_row
 from executor_service.model.adapter import (
     AdaptedTokens,
     Adapter,
@@ -105,12 +106,14 @@ __all__ = [
     "check_config",
     "check_model_class",
     "choose_max_model_len",
+    "computes_alike",
     "context_of",
     "dequantize_layers",
     "expected_windows",
     "expert_sizes",
     "fill_in",
     "fix_rope",
+    "is_row_by_row",
     "layer_kinds",
     "num_scratch_blocks",
     "plain_linear",

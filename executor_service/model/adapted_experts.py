@@ -20,12 +20,16 @@ from torch.nn import functional
 
 from executor_service.model.adapter import ExpertsUpdate
 from executor_service.model.separate_experts import (
+    EXPERT_MATRICES,
     Experts,
     JoinedExperts,
     SeparateExperts,
     routed,
 )
 from splitserve_kernels.low_rank_update import LowRankUpdate
+
+# Tokens that are compared.
+_NUM_COMPARED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,22 @@ class AdaptedExperts:
         for own, change in zip(rows, self._changes, strict=True):
             _add(down, change.down, expert, own, gated)
         return down
+
+
+def computes_alike(experts: nn.Module, arguments: Sequence[Tensor], output: Tensor) -> bool:
+    """Returns whether AdaptedExperts computes what experts of `transformers` do, without adapters.
+
+    `arguments`, `output`: of a call, of which some tokens are compared. It is True for
+    SeparateExperts, whose code it is.
+    """
+    if isinstance(experts, SeparateExperts):
+        return True
+    states, index, weights = (each[:_NUM_COMPARED] for each in arguments)
+    num_experts = experts.get_parameter(EXPERT_MATRICES[0]).shape[0]
+    without = AdaptedExperts(experts, num_experts, (), torch.zeros(len(states)))
+    expected = output[:_NUM_COMPARED].float()
+    error = (without.forward(states, index, weights).float() - expected).abs().max()
+    return bool(error <= torch.finfo(output.dtype).eps ** 0.5 * expected.abs().max())
 
 
 def _add(
@@ -115,6 +135,12 @@ def routed_anew(
         return _with_rows(outputs, anew, tokens, num_tokens)
     pairs = zip(outputs, anew, strict=True)
     return tuple(_with_rows(all_rows, own, tokens, num_tokens) for all_rows, own in pairs)
+
+
+def is_row_by_row(outputs: Any, num_tokens: int) -> bool:  # noqa: ANN401
+    """Returns whether `routed_anew` can take the outputs of a router for so many tokens."""
+    tensors = outputs if isinstance(outputs, tuple) else (outputs,)
+    return all(isinstance(each, Tensor) and each.numel() % num_tokens == 0 for each in tensors)
 
 
 def _with_rows(outputs: Tensor, rows: Tensor, tokens: Tensor, num_tokens: int) -> Tensor:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from executor_service.adapters import short_name
 from executor_service.checkpoint import ModelConfig, load_model
@@ -35,6 +38,21 @@ def test_targets_of_a_mixture_are_its_experts_and_routers(tmp_path: Path) -> Non
     ):
         assert targets[target.name] == target
     assert targets[f"{experts}.down_proj"].module == experts
+
+
+def test_targets_lack_experts_that_compute_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Qwen3MoeExperts.forward
+
+    def doubled(experts: Any, *arguments: Tensor) -> Tensor:  # noqa: ANN401
+        result: Tensor = 2 * plain(experts, *arguments)
+        return result
+
+    monkeypatch.setattr(Qwen3MoeExperts, "forward", doubled)
+    targets = load_tiny_model("qwen3_moe", tmp_path / "model").adapter_targets
+    assert "model.layers.0.mlp.gate" in targets
+    assert not [name for name in targets if "experts" in name]
 
 
 @pytest.mark.parametrize(
