@@ -19,12 +19,12 @@ from torch import Tensor
 from executor_service.adapters.assembly import ModuleTensors, check_shape, label
 from executor_service.adapters.peft_config import PeftConfig, lacking
 from executor_service.adapters.targets import short_name
-from executor_service.model import ExpertsUpdate, LoadedModel, Target
+from executor_service.model import ExpertsUpdate, LoadedModel, Target, has_halves
 from splitserve_adapters import AdapterInvalid
 
 _INNER = ".base_layer"
 _JOINED, _DOWN = "gate_up_proj", "down_proj"
-_OF_ONE = re.compile(r"^(?P<experts>.+\.experts)\.(?P<expert>\d+)\.(?P<layer>[^.]+)$")
+_OF_ONE = re.compile(r"^(?P<experts>.+\.experts)\.(?P<expert>[0-9]{1,6})\.(?P<layer>[^.]+)$")
 # Matrices of an expert by the names that its own layers had: the parameter, and the half of it.
 _LAYERS = {
     "gate_proj": (_JOINED, 0),
@@ -57,6 +57,12 @@ class ExpertPlaces:
         targets = loaded.adapter_targets.values()
         self._targets = {short_name(each.name): each for each in targets if each.num_experts}
         self._config = config
+        # Of those whose gate and up are not interleaved, as those of separate layers never were.
+        self._once_separate = {
+            each.name
+            for each in self._targets.values()
+            if has_halves(loaded.model.get_submodule(each.module))
+        }
 
     def of(self, module: str) -> ExpertPlace | None:
         """Returns what a module of an adapter changes; None if it is none of experts."""
@@ -64,7 +70,9 @@ class ExpertPlaces:
         if found is not None:
             parameter, half = _LAYERS.get(found["layer"], ("", None))
             target = self._target(f"{found['experts']}.{parameter}")
-            if target is None or int(found["expert"]) >= target.num_experts:
+            if target is None or target.name not in self._once_separate:
+                return None
+            if int(found["expert"]) >= target.num_experts:
                 return None
             return ExpertPlace(target, module, int(found["expert"]), half)
         experts, depth = module, 0
@@ -124,7 +132,8 @@ def updates_of_experts(
     taken: set[tuple[str, int | None, int | None]] = set()
     for name, (place, module) in modules.items():
         own = (place.target.name, place.expert, place.half)
-        if own in taken or (place.expert is not None and (own[0], None, None) in taken):
+        is_whole = place.expert is None and place.target in parts
+        if is_whole or own in taken or (own[0], None, None) in taken:
             raise AdapterInvalid(f"{label(module)} and another tensor change the same outputs")
         taken.add(own)
         parts.setdefault(place.target, []).extend(_parts(name, place, module))

@@ -160,8 +160,9 @@ class _Calls:
 def _can_change(target: Target, module: nn.Module, arguments: Any, output: Any) -> bool:  # noqa: ANN401
     """Returns whether the call of a router or of experts was one that adapters can change."""
     if target.is_router:
-        num_tokens = _num_rows(target, arguments)
-        return len(arguments) == 1 and is_row_by_row(output, num_tokens)
+        states, num_tokens = arguments[0], _num_rows(target, arguments)
+        is_usual = len(arguments) == 1 and states.shape[-2] == num_tokens
+        return is_usual and is_row_by_row(output, num_tokens)
     if len(arguments) != _NUM_EXPERTS_ARGUMENTS:
         return False
     try:

@@ -58,6 +58,7 @@ from executor_service.model.rope_scaling import fix_rope
 from executor_service.model.separate_experts import (
     SeparateExperts,
     expert_sizes,
+    has_halves,
     why_not_separate,
 )
 from executor_service.model.transformers_attention import (
@@ -113,6 +114,7 @@ __all__ = [
     "expert_sizes",
     "fill_in",
     "fix_rope",
+    "has_halves",
     "is_row_by_row",
     "layer_kinds",
     "num_scratch_blocks",

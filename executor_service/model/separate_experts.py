@@ -46,6 +46,15 @@ def expert_sizes(experts: Any) -> dict[str, tuple[int, int, int]]:  # noqa: ANN4
     return {name: (e, inputs, outputs) for name, (e, outputs, inputs) in shapes.items()}
 
 
+def has_halves(experts: Any) -> bool:  # noqa: ANN401
+    """Returns whether the outputs of gate and up are halves of `gate_up_proj`, not interleaved.
+
+    `experts`: as `expert_sizes` takes.
+    """
+    rules = experts.rules if isinstance(experts, SeparateExperts) else experts
+    return bool(rules.is_concatenated)
+
+
 class Experts(Protocol):
     """Computes one expert at a time."""
 

@@ -211,3 +211,29 @@ def test_adapter_of_joined_experts_is_refused_when_its_tensors_do_not_fit(
     tensors = load(files[WEIGHTS_NAME])
     change(tensors)
     _refused(files | {WEIGHTS_NAME: save(tensors)}, loaded, why)
+
+
+def test_adapter_is_refused_when_two_tensors_change_the_same_experts(
+    tmp_path: Path, loaded: LoadedModel
+) -> None:
+    make_tiny_model("qwen3_moe", tmp_path / "model")
+    make_adapter(tmp_path / "model", tmp_path / "a", **ALL)
+    files = files_of(tmp_path / "a")
+    tensors = load(files[WEIGHTS_NAME])
+    _with(f"{_OUTER}.0.down_proj.lora_A.weight", 3, 32)(tensors)
+    _with(f"{_OUTER}.0.down_proj.lora_B.weight", 64, 3)(tensors)
+    config = json.loads(files[CONFIG_NAME])
+    config["target_modules"] += ["experts.0.down_proj"]
+    changed = {CONFIG_NAME: json.dumps(config).encode(), WEIGHTS_NAME: save(tensors)}
+    _refused(changed, loaded, "another tensor change the same outputs")
+
+
+def test_adapter_of_single_experts_is_refused_when_gate_and_up_are_interleaved(
+    tmp_path: Path,
+) -> None:
+    _write_former(tmp_path / "a", "qwen3_moe")
+    files = files_of(tmp_path / "a")
+    tensors = load(files[WEIGHTS_NAME])
+    of_experts = {name: each for name, each in tensors.items() if "experts" in name}
+    oss = load_tiny_model("gpt_oss", tmp_path / "model")
+    _refused(files | {WEIGHTS_NAME: save(of_experts)}, oss, "has no layer")
