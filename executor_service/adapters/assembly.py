@@ -70,7 +70,8 @@ class Places:
     """Layers of a model by the names that adapters may have for them."""
 
     def __init__(self, loaded: LoadedModel) -> None:
-        self._targets = loaded.adapter_targets
+        targets = loaded.adapter_targets
+        self._targets = {name: each for name, each in targets.items() if not each.num_experts}
         self._joined_sizes = _joined_sizes(loaded.model.config)
         self._places: dict[str, tuple[Place, ...]] = {}
         for target in self._targets.values():
@@ -151,7 +152,7 @@ class Assembly:
         gain, bias = torch.ones(target.num_outputs), torch.zeros(target.num_outputs)
         for place, module in parts:
             if bool(taken[place.rows].any()):
-                raise AdapterInvalid(f"{_label(module)} and another tensor change the same outputs")
+                raise AdapterInvalid(f"{label(module)} and another tensor change the same outputs")
             taken[place.rows] = True
             if module.magnitude is not None:
                 gain[place.rows] = self._gain(place, module, module.magnitude)
@@ -207,7 +208,7 @@ class Assembly:
 
     def _checked(self, tensor: Tensor, parts: Sequence[tuple[Place, ModuleTensors]]) -> Tensor:
         if not _is_finite(tensor):
-            names = ", ".join(_label(module) for _, module in parts)
+            names = ", ".join(label(module) for _, module in parts)
             raise AdapterInvalid(f"{names}: numbers are not finite in {self._loaded.dtype_name}")
         return tensor.to(self._loaded.device)
 
@@ -246,14 +247,14 @@ def _matrices(module: ModuleTensors) -> tuple[Tensor, Tensor]:
 
 def _check_shapes(name: str, module: ModuleTensors, places: Sequence[Place]) -> None:
     if not places:
-        raise AdapterInvalid(f"{_label(module)}: the model has no layer {name} that can be changed")
+        raise AdapterInvalid(f"{label(module)}: the model has no layer {name} that can be changed")
     num_outputs = max(place.of_module.stop for place in places)
     num_inputs = places[0].target.num_inputs
     if (module.down is None) != (module.up is None):
-        raise AdapterInvalid(f"{_label(module)} has no partner: a layer has lora_A and lora_B")
+        raise AdapterInvalid(f"{label(module)} has no partner: a layer has lora_A and lora_B")
     is_bias_alone = module.magnitude is None and module.up_bias is None
     if module.down is None and not (module.bias is not None and is_bias_alone):
-        raise AdapterInvalid(f"{_label(module)} has no lora_A and lora_B beside it")
+        raise AdapterInvalid(f"{label(module)} has no lora_A and lora_B beside it")
     rank = 0 if module.down is None else len(module.down.data)
     expected = (
         (module.down, (rank, num_inputs)),
@@ -284,6 +285,7 @@ def _is_finite(tensor: Tensor) -> bool:
     return is_sum_finite or bool(torch.isfinite(tensor).all())
 
 
-def _label(module: ModuleTensors) -> str:
+def label(module: ModuleTensors) -> str:
+    """Returns the name of a tensor of a module, for error texts."""
     tensors = (module.down, module.up, module.up_bias, module.magnitude, module.bias)
     return next(tensor.name for tensor in tensors if tensor is not None)

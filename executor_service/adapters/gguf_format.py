@@ -55,7 +55,7 @@ def _read(name: str, file: GgufFile, loaded: LoadedModel, max_rank: int) -> Adap
             raise _invalid(file, stem, "no layer of the model that can be changed", "others")
         module = _module(file, pair, layer, loaded, is_embedding=found[0].target.is_embedding)
         modules[layer.name] = _scaled(file, module, alpha, max_rank)
-    return finished(name, loaded, Assembly(loaded, places).updates(modules), {})
+    return finished(name, loaded, Assembly(loaded, places).updates(modules), {}, {})
 
 
 def _checked_alpha(file: GgufFile) -> float:

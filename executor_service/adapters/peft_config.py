@@ -13,13 +13,14 @@ from typing import Any, Self
 
 import regex  # type: ignore[import-untyped]
 
-from splitserve_adapters import CONFIG_NAME, AdapterInvalid
+from splitserve_adapters import CONFIG_NAME, WEIGHTS_NAME, AdapterInvalid
 
 # Fields that are read below.
 _READ = frozenset({
     "peft_type", "task_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern",
     "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "bias",
     "lora_bias", "use_dora", "modules_to_save", "init_lora_weights", "ensure_weight_tying",
+    "target_parameters",
 })  # fmt: skip
 # Fields that do not change what a trained adapter computes.
 _HARMLESS = frozenset({
@@ -91,12 +92,16 @@ class PeftConfig:
         saved: list[str] = self.get("modules_to_save", [])
         if any(_matches("modules_to_save", rf"(^|.*\.){each}($|\..*)", module) for each in saved):
             return False
-        wanted = self.fields["target_modules"]
+        wanted = self.get("target_modules", [])
         if isinstance(wanted, str):
             if wanted.lower() == "all-linear":
                 return is_linear
             return _matches("target_modules", f"(?:{wanted})$", module) is not None
         return module in wanted or (_ends_with(module, wanted) and self._has_layer(module))
+
+    def changes_parameter(self, name: str) -> bool:
+        """Returns whether an adapter has low-rank matrices for a parameter of a module."""
+        return _ends_with(name, self.get("target_parameters", []))
 
     def _has_layer(self, module: str) -> bool:
         layers = self.get("layers_to_transform", [])
@@ -140,12 +145,6 @@ def _check_served(fields: Mapping[str, Any]) -> None:
 
 def _check_rest(fields: Mapping[str, Any]) -> None:
     """Raises AdapterInvalid for fields that change the computation in ways that are not served."""
-    if fields.get("target_parameters"):
-        raise _invalid(
-            "target_parameters",
-            fields["target_parameters"],
-            "none: only linear layers and embeddings are changed, experts and routers are not",
-        )
     for name, value in fields.items():
         if name not in _READ | _HARMLESS and value not in (None, False, "", [], {}):
             raise _invalid(name, value, "null or none of this field")
@@ -162,7 +161,10 @@ def _check_number(name: str, number: object) -> None:
 
 
 def _check_modules(config: PeftConfig) -> None:
-    wanted = config.fields.get("target_modules")
+    parameters = config.get("target_parameters", [])
+    if not _are_names(parameters):
+        raise _invalid("target_parameters", parameters, "names of parameters")
+    wanted = config.get("target_modules", [] if parameters else None)
     if not isinstance(wanted, str) and not _are_names(wanted):
         raise _invalid("target_modules", wanted, "names of modules, or one regular expression")
     excluded = config.get("exclude_modules", [])
@@ -213,6 +215,13 @@ def _matches(field: str, expression: str, module: str) -> Any:  # noqa: ANN401
 
 def _ends_with(module: str, names: list[str]) -> bool:
     return any(module == name or module.endswith(f".{name}") for name in names)
+
+
+def lacking(name: str, field: str) -> AdapterInvalid:
+    """Returns the error for a layer that the configuration names and that has no tensors."""
+    return AdapterInvalid(
+        f"{WEIGHTS_NAME} lacks the tensors of {name}, which {field} of {CONFIG_NAME} names"
+    )
 
 
 def _invalid(field: str, value: object, allowed: str) -> AdapterInvalid:

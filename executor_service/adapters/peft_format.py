@@ -21,9 +21,10 @@ from executor_service.adapters.assembly import (
     Places,
     check_shape,
 )
-from executor_service.adapters.peft_config import PeftConfig
+from executor_service.adapters.experts import ExpertPlaces, updates_of_experts
+from executor_service.adapters.peft_config import PeftConfig, lacking
 from executor_service.adapters.targets import short_name
-from executor_service.model import Adapter, LoadedModel, Target
+from executor_service.model import Adapter, ExpertsUpdate, LoadedModel, Target
 from splitserve_adapters import CONFIG_NAME, WEIGHTS_NAME, AdapterInvalid, read_config
 from splitserve_kernels.low_rank_update import LowRankUpdate
 
@@ -83,6 +84,7 @@ class _PeftReader:
         self._config = config
         self._loaded = loaded
         self._places = Places(loaded)
+        self._experts = ExpertPlaces(loaded, config)
         self._modules: dict[str, ModuleTensors] = {}
         self._weights: dict[str, NamedTensor] = {}
 
@@ -111,7 +113,13 @@ class _PeftReader:
         for module, tensors in self._modules.items():
             self._modules[module] = self._explained(module, tensors)
         self._check_complete()
-        updates = Assembly(self._loaded, self._places).updates(self._modules)
+        of_experts = {
+            module: (place, tensors)
+            for module, tensors in self._modules.items()
+            if (place := self._experts.of(module)) is not None
+        }
+        others = {name: each for name, each in self._modules.items() if name not in of_experts}
+        updates = Assembly(self._loaded, self._places).updates(others)
         own = self._own_weights()
         for target, tensor in own.items():
             if target.name in updates and updates[target.name].gain is not None:
@@ -120,7 +128,8 @@ class _PeftReader:
                     "; allowed: one of both"
                 )
         weights = {target: tensor.data.to(self._loaded.device) for target, tensor in own.items()}
-        return finished(name, self._loaded, updates, weights)
+        experts = updates_of_experts(of_experts, self._loaded)
+        return finished(name, self._loaded, updates, weights, experts)
 
     @property
     def _is_tied(self) -> bool:
@@ -154,7 +163,7 @@ class _PeftReader:
         bias = self._config.get("bias", "none")
         if bias == "none" and not self._config.saves(module):
             raise AdapterInvalid(f"{tensor.name} is there though bias is 'none' in {CONFIG_NAME}")
-        if self._places.of(module):
+        if any(not place.target.is_router for place in self._places.of(module)):
             self._add(module, "bias", tensor)
             return
         own = self._loaded.base_tensor(f"{module}.bias")
@@ -168,16 +177,15 @@ class _PeftReader:
         """Returns the tensors with their factor. Raises AdapterInvalid if the fields differ."""
         if tensors.down is None or tensors.up is None:
             return tensors
-        places, config = self._places.of(module), self._config
-        is_linear = not any(each.target.is_embedding or each.target.is_head for each in places)
-        changes = partial(config.changes, is_linear=is_linear)
-        if places and not self._named(changes, module, places[0].target):
+        places = self._places.of(module)
+        named, num_experts = self._named_as(module)
+        if named is None:
             raise AdapterInvalid(
                 f"{tensors.down.name}: target_modules and the other fields of {CONFIG_NAME} do not"
                 f" name {module}"
             )
-        rank = config.rank_of(module)
-        if tensors.down.data.ndim != 2 or len(tensors.down.data) != rank:
+        rank = self._config.rank_of(named)
+        if tensors.down.data.ndim != 2 or len(tensors.down.data) != rank * num_experts:
             raise AdapterInvalid(
                 f"{tensors.down.name} has shape {list(tensors.down.data.shape)} where"
                 f" {CONFIG_NAME} gives the rank {rank}"
@@ -187,14 +195,37 @@ class _PeftReader:
             ("use_dora", tensors.magnitude, "lora_magnitude_vector"),
             ("lora_bias", tensors.up_bias, "bias of lora_B"),
         ):
-            is_set = bool(config.get(field, False)) and not (is_embedding and field == "lora_bias")
+            is_set = bool(self._config.get(field, False)) and not (
+                is_embedding and field == "lora_bias"
+            )
             if is_set != (tensor is not None):
                 state = "no" if is_set else "a"
                 raise AdapterInvalid(
                     f"{WEIGHTS_NAME}: {module} has {state} {kind} though {field} is"
                     f" {str(is_set).lower()} in {CONFIG_NAME}"
                 )
-        return replace(tensors, scale=config.scale_of(module))
+        if tensors.up_bias is not None and places and places[0].target.is_router:
+            raise AdapterInvalid(f"{tensors.up_bias.name}: lora_bias is not served for a router")
+        return replace(tensors, scale=self._config.scale_of(named))
+
+    def _named_as(self, module: str) -> tuple[str | None, int]:
+        """Returns the name by which the configuration changes a module, None if it does not.
+
+        Modules that the model lacks are named: others refuse them. Returns also the number of
+        experts whose matrices the module's tensors have beside each other.
+        """
+        place = self._experts.of(module)
+        if place is not None:
+            is_named = place.expert is None or self._config.changes(module, is_linear=True)
+            num_experts = place.target.num_experts if place.expert is None else 1
+            return place.parameter if is_named else None, num_experts
+        places = self._places.of(module)
+        is_linear = not any(each.target.is_embedding or each.target.is_head for each in places)
+        changes = partial(self._config.changes, is_linear=is_linear)
+        if not places or self._named(changes, module, places[0].target):
+            return module, 1
+        parameter = f"{module}.weight"
+        return parameter if self._config.changes_parameter(parameter) else None, 1
 
     def _check_complete(self) -> None:
         """Raises AdapterInvalid if the configuration names layers that have no tensors."""
@@ -205,14 +236,14 @@ class _PeftReader:
             for place in self._places.of(module)
         }
         for target in self._loaded.adapter_targets.values():
-            is_linear = not (target.is_embedding or target.is_head)
-            if target.name in changed:
+            if target.name in changed or target.num_experts:
                 continue
+            is_linear = not (target.is_embedding or target.is_head or target.is_router)
             if self._config.changes(target.name, is_linear=is_linear):
-                raise AdapterInvalid(
-                    f"{WEIGHTS_NAME} lacks the tensors of {target.name}, which target_modules of"
-                    f" {CONFIG_NAME} names"
-                )
+                raise lacking(target.name, "target_modules")
+            if self._config.changes_parameter(f"{target.name}.weight"):
+                raise lacking(target.name, "target_parameters")
+        self._experts.check_complete(self._modules)
 
     def _own_weights(self) -> dict[Target, NamedTensor]:
         """Returns the adapter's own weights, of the embedding and the head only."""
@@ -262,9 +293,15 @@ def finished(
     loaded: LoadedModel,
     updates: Mapping[str, LowRankUpdate],
     weights: Mapping[Target, Tensor],
+    experts: Mapping[str, ExpertsUpdate],
 ) -> Adapter:
-    """Returns an adapter. `updates`: by name of the layer. `weights`: own embedding and head."""
+    """Returns an adapter. `updates`: by name of the layer. `weights`: own embedding and head.
+
+    `experts`: updates of their matrices, by name.
+    """
     tensors = list(weights.values())
+    for of_matrix in experts.values():
+        tensors += [of_matrix.down, of_matrix.up]
     for update in updates.values():
         parts = (update.down, update.up, update.bias, update.gain)
         tensors += [each for each in parts if each is not None]
@@ -279,4 +316,5 @@ def finished(
         next((each for target, each in weights.items() if target.is_embedding), None),
         next((each for target, each in weights.items() if target.is_head), None),
         num_bytes,
+        experts,
     )

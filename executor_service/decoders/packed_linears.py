@@ -6,7 +6,8 @@ Packed matrices serve models that the native decoder does not run.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,17 +23,23 @@ from executor_service.model import (
     probe_attention,
     weights_bytes,
 )
+from executor_service.steps import Int32Array
 from executor_service.trials import can_be_packed, try_replacement
 from splitserve_kernels.cpu import (
     GroupPart,
+    NativeAdapter,
     NativeLibrary,
     PackedLinear,
+    StepAdapters,
     WeightRows,
     linear,
+    linear_adapted,
     pack,
     pack_groups,
+    pack_update,
     unpack_outputs,
 )
+from splitserve_kernels.low_rank_update import LowRankUpdate
 from splitserve_kernels.packed_weight import NotPackable, StoredWeight
 
 # Bytes of copies after which mapped pages of the originals are released.
@@ -40,8 +47,16 @@ _RELEASED_BYTES = 32 * 2**20
 _CPU = torch.device("cpu")
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """An adapter of one layer. `own`: weights instead of the layer's, None for these."""
+
+    update: NativeAdapter
+    own: PackedLinear | None
+
+
 class PackedLinearModule(nn.Module):
-    """Replacement of a linear layer, with packed copies of its weights."""
+    """Replacement of a linear layer, with packed copies of its weights. An AdaptingLinear."""
 
     def __init__(
         self,
@@ -82,6 +97,29 @@ class PackedLinearModule(nn.Module):
         """Multiplies `rows` [..., in_features]. Returns [..., out_features]."""
         output = linear(self._library, self._packed, rows.reshape(-1, self.in_features))
         return output.view(*rows.shape[:-1], self.out_features)
+
+    def prepare(self, update: LowRankUpdate | None, own: Tensor | None) -> _Prepared:
+        """Packs the update and weights of an adapter, see AdaptingLinear."""
+        library, packed = self._library, self._packed
+        outputs = np.arange(self.out_features)
+        change = pack_update(library, [update], [outputs], self.in_features, packed.dtype)
+        replaced = None
+        if own is not None:
+            bias = None if packed.bias is None else packed.bias[: self.out_features]
+            replaced = pack(library, WeightRows.of(own.to(packed.dtype)), bias)
+        return _Prepared(NativeAdapter(library, [change], None, None, None), replaced)
+
+    def adapted(self, rows: Tensor, prepared: Sequence[Any], of_row: Int32Array) -> Tensor:
+        """Multiplies `rows` with adapters, see AdaptingLinear."""
+        rows, shape = rows.reshape(-1, self.in_features), (*rows.shape[:-1], self.out_features)
+        library, updates = self._library, [each.update for each in prepared]
+        output = linear_adapted(library, self._packed, rows, StepAdapters(updates, of_row))
+        for index, each in enumerate(prepared):
+            own = np.flatnonzero(of_row == index)
+            if each.own is not None and len(own):
+                alone = StepAdapters([each.update], np.zeros(len(own), np.int32))
+                output[own] = linear_adapted(library, each.own, rows[own], alone)
+        return output.view(shape)
 
 
 class PackedEmbeddingModule(nn.Module):

@@ -1,9 +1,11 @@
 """Models that attend through the KV pools, and the batches that they compute."""
 
+from executor_service.model.adapted_experts import computes_alike, is_row_by_row
 from executor_service.model.adapter import (
     AdaptedTokens,
     Adapter,
     BaseTensor,
+    ExpertsUpdate,
     LoadedAdapters,
     Target,
 )
@@ -53,7 +55,12 @@ from executor_service.model.quantized_linear import (
     rounded_to_float8,
 )
 from executor_service.model.rope_scaling import fix_rope
-from executor_service.model.separate_experts import SeparateExperts, why_not_separate
+from executor_service.model.separate_experts import (
+    SeparateExperts,
+    expert_sizes,
+    has_halves,
+    why_not_separate,
+)
 from executor_service.model.transformers_attention import (
     IMPLEMENTATION_NAME,
     SCRATCH_BLOCK_SIZE,
@@ -74,6 +81,7 @@ __all__ = [
     "AdaptingModel",
     "BaseTensor",
     "ExpectedLogits",
+    "ExpertsUpdate",
     "InputBatch",
     "LayerKind",
     "LayerStates",
@@ -99,11 +107,15 @@ __all__ = [
     "check_config",
     "check_model_class",
     "choose_max_model_len",
+    "computes_alike",
     "context_of",
     "dequantize_layers",
     "expected_windows",
+    "expert_sizes",
     "fill_in",
     "fix_rope",
+    "has_halves",
+    "is_row_by_row",
     "layer_kinds",
     "num_scratch_blocks",
     "plain_linear",

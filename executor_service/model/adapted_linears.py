@@ -1,8 +1,11 @@
 """Adapters in a model that `transformers` runs: additions to the outputs of its layers.
 
-The rows of one adapter are multiplied apart from all others, in float32. A product of a few rows
-may be summed in another order than one of many, so the last bits of a row's result can depend on
-how many tokens of the same adapter a pass has. Rows without an adapter keep all their bits.
+Layers that apply adapters themselves (AdaptingLinear) do so, and the bits of a row do not depend on
+other rows. Elsewhere, the rows of one adapter are multiplied apart from all others, in float32. A
+product of a few rows may be summed in another order than one of many, so the last bits of a row's
+result can depend on how many tokens of the same adapter a pass has. Rows without an adapter keep
+all their bits, except that experts that are not packed are computed by other code
+(adapted_experts.py).
 
 Shape letters: I inputs of a layer, O outputs, r rank, n rows of one adapter, T input tokens, S rows
 of logits.
@@ -10,21 +13,31 @@ of logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from executor_service.model.adapter import AdaptedTokens, Adapter, Target
+from executor_service.model.adapted_experts import (
+    AdaptedExperts,
+    ExpertsChange,
+    routed_anew,
+    router_weight,
+)
+from executor_service.model.adapter import AdaptedTokens, Adapter, AdaptingLinear, Target
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
+from executor_service.model.separate_experts import EXPERT_MATRICES
 from splitserve_kernels.low_rank_update import LowRankUpdate
 
-_Hook = Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]
+_Hook = Callable[[nn.Module, tuple[Tensor, ...], Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +52,14 @@ class _Rows:
     of_logits: Tensor
 
 
-# Rows of one adapter, and what it changes a layer with.
-_Change = tuple[Tensor, LowRankUpdate | None, Tensor | None]
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """What an adapter changes in a layer, for `rows` of it; None for nothing."""
+
+    adapter: Adapter
+    rows: Tensor
+    update: LowRankUpdate | None
+    own: Tensor | None
 
 
 class AdaptedLinears:
@@ -50,6 +69,7 @@ class AdaptedLinears:
         """Changes nothing yet."""
         self._loaded = loaded
         self._biases: dict[str, Tensor] = {}
+        self._prepared: WeakKeyDictionary[Adapter, Mapping[str, Any]] = WeakKeyDictionary()
 
     @contextmanager
     def applied(self, batch: InputBatch) -> Iterator[None]:
@@ -59,18 +79,82 @@ class AdaptedLinears:
             yield
             return
         rows = self._rows(batch, adapted)
-        hooks = [
-            self._loaded.model.get_submodule(target.name).register_forward_hook(
-                self._hook(target, changes)
-            )
-            for target in self._loaded.adapter_targets.values()
-            if (changes := _changes(target, rows))
-        ]
-        try:
+        replaced = self._experts(adapted)
+        with ExitStack() as restored:
+            for target in self._loaded.adapter_targets.values():
+                changes = [] if target.num_experts else _changes(target, rows)
+                if changes and target.name in self._adapting:
+                    replaced.append((self._adapting[target.name], self._forward(target, changes)))
+                elif changes:
+                    module = self._loaded.model.get_submodule(target.name)
+                    hook = self._router_hook if target.is_router else self._hook
+                    handle = module.register_forward_hook(hook(target, changes))
+                    restored.callback(handle.remove)
+            for changed, forward in replaced:
+                changed.forward = forward
+                restored.callback(delattr, changed, "forward")
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+
+    def prepare(self, adapter: Adapter) -> Mapping[str, Any]:
+        """Prepares an adapter for its passes, once. Any thread may call it.
+
+        Returns what layers that apply adapters themselves take, and the weights of routers, both by
+        the names of the targets. Raises RuntimeError if sizes are not those of the layers.
+        """
+        prepared = self._prepared.get(adapter)
+        if prepared is None:
+            prepared = dict(self._prepare(adapter))
+            self._prepared[adapter] = prepared
+        return prepared
+
+    def _prepare(self, adapter: Adapter) -> Iterator[tuple[str, Any]]:
+        for target in self._loaded.adapter_targets.values():
+            update, own = _change(adapter, target)
+            if update is None and own is None:
+                continue
+            if target.name in self._adapting:
+                yield target.name, self._adapting[target.name].prepare(update, own)
+            elif target.is_router and update is not None:
+                router = self._loaded.model.get_submodule(target.name)
+                yield target.name, router_weight(router, update)
+
+    @cached_property
+    def _adapting(self) -> Mapping[str, Any]:
+        """The layers that apply adapters themselves, by their names."""
+        model, targets = self._loaded.model, self._loaded.adapter_targets.values()
+        modules = {each.name: model.get_submodule(each.module) for each in targets}
+        return {name: each for name, each in modules.items() if isinstance(each, AdaptingLinear)}
+
+    def _forward(self, target: Target, changes: Sequence[_Change]) -> Callable[[Tensor], Tensor]:
+        """Returns what replaces the code of a layer that applies adapters itself."""
+        module: AdaptingLinear = self._adapting[target.name]
+        prepared = [self.prepare(each.adapter)[target.name] for each in changes]
+
+        def forward(inputs: Tensor) -> Tensor:
+            of_row = np.full(inputs.numel() // target.num_inputs, -1, np.int32)
+            for index, each in enumerate(changes):
+                of_row[each.rows.numpy()] = index
+            return module.adapted(inputs, prepared, of_row)
+
+        return forward
+
+    def _experts(self, adapted: AdaptedTokens) -> list[tuple[Any, Callable[..., Tensor]]]:
+        """Returns the modules of experts that adapters change, with what replaces their code."""
+        targets = self._loaded.adapter_targets.values()
+        of_token = torch.from_numpy(adapted.of_token).to(self._loaded.device, torch.int64)
+        replaced: list[tuple[Any, Callable[..., Tensor]]] = []
+        for name, number in {each.module: each.num_experts for each in targets}.items():
+            if not number:
+                continue
+            changes = [
+                ExpertsChange(*(each.experts.get(f"{name}.{matrix}") for matrix in EXPERT_MATRICES))
+                for each in adapted.adapters
+            ]
+            if any(each.gate_up is not None or each.down is not None for each in changes):
+                module = self._loaded.model.get_submodule(name)
+                experts = AdaptedExperts(module, number, changes, of_token)
+                replaced.append((module, experts.forward))
+        return replaced
 
     def _rows(self, batch: InputBatch, adapted: AdaptedTokens) -> list[_Rows]:
         device = self._loaded.device
@@ -94,14 +178,25 @@ class AdaptedLinears:
             inputs, outputs = arguments[0].reshape(-1), output.view(-1, target.num_outputs)
             if not target.is_embedding:
                 inputs = inputs.view(-1, target.num_inputs)
-            for index, update, weights in changes:
-                own = outputs[index].float()
+            for each in changes:
+                own, given = outputs[each.rows].float(), inputs[each.rows]
                 if target.is_embedding:
-                    own = _embedded(module, own, inputs[index], outputs.dtype, update, weights)
+                    own = _embedded(module, own, given, outputs.dtype, each.update, each.own)
                 else:
                     bias = self._bias(module, target)
-                    own = _multiplied(own, inputs[index].float(), bias, update, weights)
-                outputs[index] = own.to(outputs.dtype)
+                    own = _multiplied(own, given.float(), bias, each.update, each.own)
+                outputs[each.rows] = own.to(outputs.dtype)
+
+        return change
+
+    def _router_hook(self, target: Target, changes: Sequence[_Change]) -> _Hook:
+        """Returns what changes the outputs of a router, and returns them."""
+
+        def change(module: nn.Module, arguments: tuple[Tensor, ...], output: Any) -> Any:  # noqa: ANN401
+            for each in changes:
+                weight = self.prepare(each.adapter)[target.name]
+                output = routed_anew(module, weight, arguments[0], each.rows, output)
+            return output
 
         return change
 
@@ -119,17 +214,20 @@ class AdaptedLinears:
 
 def _changes(target: Target, rows: Sequence[_Rows]) -> list[_Change]:
     """Returns what the adapters of a pass change in a layer."""
-    changes: list[_Change] = []
+    changes = []
     for each in rows:
-        adapter, index, weights = each.adapter, each.tokens, None
-        update = adapter.updates.get(target.name)
-        if target.is_embedding:
-            update, weights = adapter.embedding, adapter.own_embedding
-        elif target.is_head:
-            index, weights = each.of_logits, adapter.own_head
-        if len(index) and (update is not None or weights is not None):
-            changes.append((index, update, weights))
+        index = each.of_logits if target.is_head else each.tokens
+        update, own = _change(each.adapter, target)
+        if len(index) and (update is not None or own is not None):
+            changes.append(_Change(each.adapter, index, update, own))
     return changes
+
+
+def _change(adapter: Adapter, target: Target) -> tuple[LowRankUpdate | None, Tensor | None]:
+    """Returns the update of a layer and the weights instead of its own, None for none."""
+    if target.is_embedding:
+        return adapter.embedding, adapter.own_embedding
+    return adapter.updates.get(target.name), adapter.own_head if target.is_head else None
 
 
 def _multiplied(
@@ -174,10 +272,18 @@ def _embedded(
         outputs = factor * weights[token_ids].float()
     if update is None:
         return outputs
-    added = factor * _low_rank(update, update.down.T[token_ids].float())
+    added = factor * _rank_by_rank(update, update.down.T[token_ids].float())
     return outputs + added if update.gain is None else update.gain * (outputs + added)
 
 
 def _low_rank(update: LowRankUpdate, reduced: Tensor) -> Tensor:
     """Returns the low-rank part [n, O] of an update; `reduced`: [n, r] float32."""
     return update.scale * functional.linear(reduced, update.up.float())
+
+
+def _rank_by_rank(update: LowRankUpdate, reduced: Tensor) -> Tensor:
+    """Returns the same, each row's sums in the same order whatever other rows there are."""
+    added = torch.zeros(len(reduced), len(update.up), device=reduced.device)
+    for rank, up in enumerate(update.up.float().T):
+        added += reduced[:, rank : rank + 1] * up
+    return update.scale * added

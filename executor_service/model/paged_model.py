@@ -117,7 +117,7 @@ class TransformersModel:
         return bool(self._loaded.adapter_targets)
 
     def prepare_adapter(self, adapter: Adapter) -> None:
-        pass  # it is applied as it is
+        self._adapted.prepare(adapter)
 
     def logits(self, batch: InputBatch) -> Tensor:
         self._context.begin_forward(batch.paged)

@@ -44,7 +44,6 @@ ARCHITECTURES = {
     "qwen3_moe": ["k_proj"],
 }
 WITH_NATIVE_DECODER = ("llama", "qwen2", "qwen3", "mistral")
-_ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 NUM_OUTPUT_TOKENS = 12
 # Two rows have the same prompt and different adapters: they must not share its blocks.
@@ -99,9 +98,8 @@ class AdaptedPair:
     def __init__(self, pair: ModelPair, architecture: str, directory: Path) -> None:
         self.pair = pair
         self._folders = {name: directory / name for name in "ab"}
-        every = _ATTENTION if architecture == "qwen3_moe" else "all-linear"
         options: dict[str, dict[str, Any]] = {
-            "a": {"r": 8, "lora_alpha": 16, "target_modules": every},
+            "a": {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"},
             "b": {"r": 3, "use_rslora": True, "target_modules": ARCHITECTURES[architecture]},
         }
         self._references = {
@@ -136,7 +134,7 @@ class AdaptedPair:
             **case.options,
         )
         engine.runner.adapters.by_name = {
-            name: read_adapter(name, files_of(folder), compute.loaded, max_rank=8)
+            name: read_adapter(name, files_of(folder), compute.loaded, max_rank=16)
             for name, folder in self._folders.items()
         }
         return engine

@@ -9,7 +9,12 @@ from splitserve_kernels.cpu.library import (
     _torch_openmp,
     load_library,
 )
-from splitserve_kernels.cpu.low_rank import NativeAdapter, StepAdapters
+from splitserve_kernels.cpu.low_rank import (
+    NativeAdapter,
+    StepAdapters,
+    linear_adapted,
+    pack_update,
+)
 from splitserve_kernels.cpu.operations import (
     NativeAttention,
     PackedLinear,
@@ -38,9 +43,11 @@ __all__ = [
     "_torch_openmp",
     "choose_tokens",
     "linear",
+    "linear_adapted",
     "load_library",
     "pack",
     "pack_groups",
+    "pack_update",
     "unpack_outputs",
     "why_not_native_attention",
 ]

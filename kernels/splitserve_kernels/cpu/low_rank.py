@@ -104,6 +104,31 @@ class StepAdapters:
         self.of_token = of_token
 
 
+def linear_adapted(
+    library: NativeLibrary, weights: PackedLinear, rows: Tensor, adapters: StepAdapters
+) -> Tensor:
+    """Multiplies as `linear` does, with the first update of each row's adapter: [M, N].
+
+    `adapters`: of the rows [M, K]. The result of a row is bit-identical whatever the other rows
+    and their adapters are.
+    """
+    rows = rows.contiguous()
+    output = rows.new_empty(rows.shape[0], weights.num_outputs)
+    library.call(
+        "linear_adapted",
+        weights.dtype,
+        ctypes.byref(weights.as_c()),
+        pointer(rows),
+        ctypes.c_int32(rows.shape[0]),
+        pointer(output),
+        ctypes.c_void_p(adapters.addresses.ctypes.data),
+        ctypes.c_int32(len(adapters.adapters)),
+        ctypes.c_void_p(adapters.of_token.ctypes.data),
+        ctypes.c_int32(torch.get_num_threads()),
+    )
+    return output
+
+
 def pack_update(
     library: NativeLibrary,
     parts: Sequence[LowRankUpdate | None],

@@ -5,14 +5,25 @@ Shape letters: M rows, N outputs, K inputs.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from splitserve_kernels.cpu import NativeLibrary, PackedLinear, WeightRows, linear
+from splitserve_kernels.cpu import (
+    NativeAdapter,
+    NativeLibrary,
+    PackedLinear,
+    StepAdapters,
+    WeightRows,
+    linear,
+    linear_adapted,
+    pack_update,
+)
 from splitserve_kernels.cpu import pack as pack_rows
+from splitserve_kernels.low_rank_update import LowRankUpdate
 from tests.support.covering import covering
 
 pytestmark = pytest.mark.cases(12)
@@ -225,3 +236,60 @@ def test_pack_makes_an_output_nan_when_a_weight_cannot_be_rounded(
     rows = _random(7, 34, dtype=dtype, seed=2)
     is_nan = linear(library, pack(library, weight, is_int8=True), rows).isnan()
     assert is_nan.nonzero().tolist() == [[row, 66] for row in range(7)]
+
+
+# -- Rows with adapters ----------------------------------------------------------------------------
+
+
+def _update(shape: tuple[int, int], rank: int, dtype: torch.dtype, seed: int) -> LowRankUpdate:
+    num_outputs, num_inputs = shape
+    return LowRankUpdate(
+        _random(rank, num_inputs, dtype=dtype, seed=seed) / num_inputs**0.5,
+        _random(num_outputs, rank, dtype=dtype, seed=seed + 1),
+        0.5,
+        _random(num_outputs, dtype=torch.float32, seed=seed + 2),
+        1 + 0.1 * _random(num_outputs, dtype=torch.float32, seed=seed + 3),
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 17, 34), (7, 65, 130), (200, 100, 258)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adapted_rows_equal_float64_and_keep_their_bits_alone(
+    library: NativeLibrary, shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    num_rows, num_outputs, num_inputs = shape
+    weight = _random(num_outputs, num_inputs, dtype=dtype, seed=1)
+    rows = _random(num_rows, num_inputs, dtype=dtype, seed=2)
+    bias = _random(num_outputs, dtype=dtype, seed=3)
+    packed = pack(library, weight, bias)
+    updates = [_update((num_outputs, num_inputs), rank, dtype, rank) for rank in (40, 3)]
+    outputs = np.arange(num_outputs)
+    natives = [
+        NativeAdapter(
+            library,
+            [pack_update(library, [update], [outputs], num_inputs, dtype)],
+            None,
+            None,
+            None,
+        )
+        for update in updates
+    ]
+    of_row = (np.arange(num_rows, dtype=np.int32) % 3) - 1
+
+    actual = linear_adapted(library, packed, rows, StepAdapters(natives, of_row))
+
+    plain = linear(library, packed, rows)
+    for row, index in enumerate(of_row.tolist()):
+        if index < 0:
+            assert torch.equal(actual[row], plain[row])
+            continue
+        alone = StepAdapters([natives[index]], np.zeros(1, np.int32))
+        one = rows[row : row + 1]
+        assert torch.equal(actual[row], linear_adapted(library, packed, one, alone)[0])
+        update, wide = updates[index], rows[row].double()
+        assert update.bias is not None
+        assert update.gain is not None
+        added = update.scale * update.up.double() @ (update.down.double() @ wide)
+        expected = update.gain * (weight.double() @ wide + added) + bias.double() + update.bias
+        error = float((actual[row].double() - expected).norm() / expected.norm())
+        assert error <= TOLERANCES[dtype]

@@ -126,7 +126,7 @@ def round_matrices(model: Any, type_name: str) -> None:  # noqa: ANN401
     """Rounds the matrices of `model`, in place, to numbers that blocks of a type can hold."""
     kind = GGMLQuantizationType[type_name]
     for parameter in model.parameters():
-        if parameter.ndim == 2 and parameter.shape[1] % 32 == 0:
+        if parameter.ndim >= 2 and parameter.shape[-1] % 32 == 0:
             rounded = quants.dequantize(quants.quantize(parameter.detach().numpy(), kind), kind)
             parameter.data.copy_(torch.from_numpy(rounded))
 

@@ -47,20 +47,34 @@ void pack_int8(const T* const* weights, int num_outputs, int num_inputs, int8_t*
   });
 }
 
+// `adapted`: rows with updates, the first linears of their adapters; null for none.
 template <class T>
-void linear(const Linear& weights, const T* input, int num_rows, T* output, int num_threads) {
-  const int width = weights.num_outputs;
+void linear(const Linear& weights, const T* input, int num_rows, T* output,
+            const AdaptedRows* adapted, int num_threads) {
+  const int width = weights.num_outputs, num_inputs = weights.num_inputs;
   thread_local PreparedRows<T> of_caller;
+  thread_local std::vector<T> shrunk_of_caller;
   PreparedRows<T>& prepared = of_caller;
   prepared.reserve(weights, num_rows);
-  Phases phases(2);
+  RowUpdates<T> updates;
+  if (adapted) {
+    size_t most_ranks = 0;
+    for (int i = 0; i < adapted->num_adapters(); ++i) {
+      most_ranks = std::max<size_t>(most_ranks, adapted->adapter(i).linears[0].num_ranks);
+    }
+    shrunk_of_caller.resize(std::max(shrunk_of_caller.size(), num_rows * most_ranks));
+    updates = RowUpdates<T>(*adapted, 0, num_inputs, 0, shrunk_of_caller.data(), most_ranks);
+  }
+  Phases phases(3);
 #pragma omp parallel num_threads(num_threads)
   {
     phases.run(0, weights.prepares_rows() ? num_rows : 0, [&](int row) {
-      prepared.prepare(weights, row, input + size_t(row) * weights.num_inputs);
+      prepared.prepare(weights, row, input + size_t(row) * num_inputs);
     });
-    phases.run(1, num_tasks(weights, num_rows), [&](int task) {
-      multiply_task(weights, task, input, weights.num_inputs, prepared, num_rows, RowUpdates<T>(),
+    phases.run(1, updates.num_tasks(),
+               [&](int task) { updates.shrink(task, input, num_inputs); });
+    phases.run(2, num_tasks(weights, num_rows), [&](int task) {
+      multiply_task(weights, task, input, num_inputs, prepared, num_rows, updates,
                     [&](int row, int first, const Floats* sums) {
                       T* to = output + size_t(row) * width;
                       for (int v = 0; v < kPanelVectors; ++v, first += kLanes) {
@@ -70,6 +84,15 @@ void linear(const Linear& weights, const T* input, int num_rows, T* output, int 
                     });
     });
   }
+}
+
+// `of_row`: [num_rows], index in `adapters` of each row, -1 for none.
+template <class T>
+void linear_adapted(const Linear& weights, const T* input, int num_rows, T* output,
+                    const Adapter* const* adapters, int num_adapters, const int32_t* of_row,
+                    int num_threads) {
+  const AdaptedRows adapted(adapters, num_adapters, {of_row, of_row + num_rows});
+  linear(weights, input, num_rows, output, &adapted, num_threads);
 }
 
 void pack_groups(const GroupRows& rows, const uint8_t* kinds, const int64_t* starts,
@@ -226,12 +249,26 @@ EXPORT void splitserve_unpack_outputs_bf16(const Linear* weights, const int64_t*
 
 EXPORT void splitserve_linear_f32(const Linear* weights, const float* input, int32_t num_rows,
                            float* output, int32_t num_threads) {
-  linear(*weights, input, num_rows, output, num_threads);
+  linear(*weights, input, num_rows, output, nullptr, num_threads);
 }
 
 EXPORT void splitserve_linear_bf16(const Linear* weights, const Bf16* input, int32_t num_rows,
                             Bf16* output, int32_t num_threads) {
-  linear(*weights, input, num_rows, output, num_threads);
+  linear(*weights, input, num_rows, output, nullptr, num_threads);
+}
+
+EXPORT void splitserve_linear_adapted_f32(const Linear* weights, const float* input,
+                                          int32_t num_rows, float* output,
+                                          const Adapter* const* adapters, int32_t num_adapters,
+                                          const int32_t* of_row, int32_t num_threads) {
+  linear_adapted(*weights, input, num_rows, output, adapters, num_adapters, of_row, num_threads);
+}
+
+EXPORT void splitserve_linear_adapted_bf16(const Linear* weights, const Bf16* input,
+                                           int32_t num_rows, Bf16* output,
+                                           const Adapter* const* adapters, int32_t num_adapters,
+                                           const int32_t* of_row, int32_t num_threads) {
+  linear_adapted(*weights, input, num_rows, output, adapters, num_adapters, of_row, num_threads);
 }
 
 EXPORT void splitserve_attention_f32(const AttentionLayer<float>* layer, const AttentionRows* rows,

@@ -20,7 +20,7 @@ from executor_service.model import (
 )
 from tests.support.steps.step_driver import Row, make_step
 
-BLOCK_SIZE, NUM_BLOCKS = 4, 16
+BLOCK_SIZE, NUM_BLOCKS = 4, 40
 BLOCKS_OF_ROW = 3
 # Of float32 logits, relative to the largest.
 TOLERANCE = 1e-5

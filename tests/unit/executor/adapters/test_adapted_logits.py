@@ -12,8 +12,8 @@ import torch
 from executor_service.adapters import read_adapter
 from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.decoders import pack_linears
-from executor_service.model import quantized_linears, takes_adapters
-from splitserve_kernels.cpu import NativeLibrary
+from executor_service.model import Adapter, attending_with, quantized_linears, takes_adapters
+from splitserve_kernels.cpu import NativeAttention, NativeLibrary
 from tests.support.models.gguf_writer import round_matrices, write_gguf
 from tests.support.models.peft_adapters import files_of, logits_of, make_adapter
 from tests.support.models.tiny_models import load_tiny_model, make_tiny_model
@@ -36,6 +36,14 @@ ALL: dict[str, Any] = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear"}
 SOME = {"r": 3, "lora_alpha": 5, "use_rslora": True, "target_modules": ["q_proj", "down_proj"]}
 HEADS = {"r": 2, "target_modules": ["embed_tokens", "v_proj", "lm_head"]}
 OWN = {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}
+EXPERTS = {
+    "r": 3,
+    "use_rslora": True,
+    "target_modules": [],
+    "target_parameters": ["mlp.experts.down_proj"],
+}
+GATES = {"r": 2, "target_modules": [], "target_parameters": ["1.mlp.experts.gate_up_proj"]}
+_OF_GPT_OSS = ["experts.gate_up_proj", "0.mlp.experts.down_proj", "router.weight", "q_proj.weight"]
 
 # Architecture, overrides of its configuration, and two adapters.
 CASES: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -81,6 +89,11 @@ CASES: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] 
         {"target_modules": _ATTENTION},
         SOME | {"target_modules": ["v_proj"]},
     ),
+    "qwen3_moe": ("qwen3_moe", {}, ALL, EXPERTS),
+    "mixtral_experts": ("mixtral", {}, ALL, EXPERTS | {"target_modules": ["v_proj"]}),
+    "olmoe": ("olmoe", {}, ALL, GATES),
+    "deepseek_v3": ("deepseek_v3", {}, ALL, EXPERTS),
+    "gpt_oss": ("gpt_oss", {}, ALL, EXPERTS | {"target_parameters": _OF_GPT_OSS}),
     "gpt_neox": ("gpt_neox", {}, ALL, {"target_modules": ["query_key_value", "embed_in"]}),
     "gpt2": (
         "gpt2",
@@ -164,3 +177,31 @@ def test_quantised_layers_take_adapters_when_these_need_norms(tmp_path: Path) ->
     (logits,) = Served(loaded, {"a@1": adapter}).last_logits(TEXTS[:1], ["a@1"])
 
     assert difference(logits_of(oracle, TEXTS[0])[-2:], logits) < TOLERANCE
+
+
+# -- Bits ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_int8"), [("float32", False), ("bfloat16", False), ("bfloat16", True)]
+)
+def test_rows_have_the_same_bits_when_rows_with_other_adapters_share_the_pass(
+    tmp_path: Path, native_library: NativeLibrary, dtype: str, *, is_int8: bool
+) -> None:
+    """Of packed layers."""
+    loaded = load_tiny_model("qwen2", tmp_path / "model", dtype=dtype)
+    packed = pack_linears(loaded, native_library, is_int8=is_int8)
+    options = (ALL, SOME, HEADS, OWN, ALL | {"use_dora": True})
+    adapters: dict[str, Adapter] = {}
+    for index, each in enumerate(options):
+        folder = tmp_path / str(index)
+        make_adapter(tmp_path / "model", folder, seed=index, **each)
+        adapters[str(index)] = read_adapter(str(index), files_of(folder), packed, max_rank=16)
+    served = Served(packed, adapters, attending_with(NativeAttention(native_library)))
+    names = [*adapters, ""]
+    alone = [served.last_logits([TOKENS], [name])[0] for name in names]
+
+    together = served.last_logits([TOKENS] * 12, names * 2)
+
+    assert all(map(torch.equal, together, alone * 2))
+    assert len({tuple(each.flatten().tolist()) for each in alone}) == len(names)

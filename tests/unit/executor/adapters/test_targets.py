@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from executor_service.adapters import short_name
 from executor_service.checkpoint import ModelConfig, load_model
@@ -24,10 +27,31 @@ def test_targets_are_the_linear_layers_and_the_embedding(tmp_path: Path) -> None
     assert targets[name] == Target(name, 64, 32, has_bias=True)
 
 
-def test_targets_lack_layers_that_get_some_tokens_only(tmp_path: Path) -> None:
-    """A mixture's own linear layers are called once for each expert."""
+def test_targets_of_a_mixture_are_its_experts_and_routers(tmp_path: Path) -> None:
     targets = load_tiny_model("qwen3_moe", tmp_path / "model").adapter_targets
     assert "model.layers.0.self_attn.q_proj" in targets
+    experts = "model.layers.0.mlp.experts"
+    for target in (
+        Target(f"{experts}.gate_up_proj", 64, 64, num_experts=4),
+        Target(f"{experts}.down_proj", 32, 64, num_experts=4),
+        Target("model.layers.0.mlp.gate", 64, 4, is_router=True),
+    ):
+        assert targets[target.name] == target
+    assert targets[f"{experts}.down_proj"].module == experts
+
+
+def test_targets_lack_experts_that_compute_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Qwen3MoeExperts.forward
+
+    def doubled(experts: Any, *arguments: Tensor) -> Tensor:  # noqa: ANN401
+        result: Tensor = 2 * plain(experts, *arguments)
+        return result
+
+    monkeypatch.setattr(Qwen3MoeExperts, "forward", doubled)
+    targets = load_tiny_model("qwen3_moe", tmp_path / "model").adapter_targets
+    assert "model.layers.0.mlp.gate" in targets
     assert not [name for name in targets if "experts" in name]
 
 
@@ -38,6 +62,7 @@ def test_targets_lack_layers_that_get_some_tokens_only(tmp_path: Path) -> None:
         ("model.language_model.layers.0.mlp.up_proj", "layers.0.mlp.up_proj"),
         ("language_model.model.layers.0.mlp.up_proj", "layers.0.mlp.up_proj"),
         ("transformer.h.0.attn.c_attn", "h.0.attn.c_attn"),
+        ("model.layers.0.block_sparse_moe.gate", "layers.0.mlp.gate"),
         ("lm_head", "lm_head"),
     ],
 )
