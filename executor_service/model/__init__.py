@@ -1,16 +1,24 @@
 """Models that attend through the KV pools, and the batches that they compute."""
 
 from executor_service.model.adapter import (
+    JOINED_MODULES,
     AdaptedTokens,
     Adapter,
+    AdapterLimits,
     BaseTensor,
     LoadedAdapters,
     Target,
+)
+from executor_service.model.adapter_slots import (
+    AdapterSlots,
+    AddLowRank,
+    PassUpdates,
 )
 from executor_service.model.input_batch import (
     InputBatch,
     PassRows,
     PassTensors,
+    PassTiles,
     Readout,
     build_input_batch,
     fill_in,
@@ -68,10 +76,14 @@ from executor_service.model.transformers_attention import (
 
 __all__ = [
     "IMPLEMENTATION_NAME",
+    "JOINED_MODULES",
     "SCRATCH_BLOCK_SIZE",
     "AdaptedTokens",
     "Adapter",
+    "AdapterLimits",
+    "AdapterSlots",
     "AdaptingModel",
+    "AddLowRank",
     "BaseTensor",
     "ExpectedLogits",
     "InputBatch",
@@ -83,6 +95,8 @@ __all__ = [
     "PagedModel",
     "PassRows",
     "PassTensors",
+    "PassTiles",
+    "PassUpdates",
     "QuantizedEmbedding",
     "QuantizedLayer",
     "QuantizedLinear",

@@ -2,7 +2,8 @@
 
 The rows of one adapter are multiplied apart from all others, in float32. A product of a few rows
 may be summed in another order than one of many, so the last bits of a row's result can depend on
-how many tokens of the same adapter a pass has. Rows without an adapter keep all their bits.
+how many tokens of the same adapter a pass has. Rows without an adapter keep all their bits. On a
+GPU, kernels add the updates of linear layers, whose results do not depend on other rows.
 
 Shape letters: I inputs of a layer, O outputs, r rank, n rows of one adapter, T input tokens, S rows
 of logits.
@@ -10,7 +11,7 @@ of logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from executor_service.model.adapter import AdaptedTokens, Adapter, Target
+from executor_service.model.adapter_slots import AdapterSlots, AddLowRank, PassUpdates
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels.low_rank_update import LowRankUpdate
@@ -46,31 +48,56 @@ _Change = tuple[Tensor, LowRankUpdate | None, Tensor | None]
 class AdaptedLinears:
     """Changes what the layers of a model compute, in passes with adapters only."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        """Changes nothing yet."""
+    def __init__(self, loaded: LoadedModel, slots: AdapterSlots | None = None) -> None:
+        """Changes nothing yet. `slots`: for kernels that add updates; None for plain torch."""
         self._loaded = loaded
+        self._slots = slots
         self._biases: dict[str, Tensor] = {}
 
     @contextmanager
     def applied(self, batch: InputBatch) -> Iterator[None]:
         """Inside, the model computes `batch` with the adapters of its tokens."""
-        adapted = batch.rows.adapted
-        if adapted is None:
-            yield
-            return
-        rows = self._rows(batch, adapted)
         hooks = [
-            self._loaded.model.get_submodule(target.name).register_forward_hook(
-                self._hook(target, changes)
-            )
-            for target in self._loaded.adapter_targets.values()
-            if (changes := _changes(target, rows))
+            self._loaded.model.get_submodule(target.name).register_forward_hook(hook)
+            for target, hook in list(self._hooks(batch))
         ]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def is_all_in_slots(self, adapters: Iterable[Adapter]) -> bool:
+        """Returns whether kernels add all that `adapters` change."""
+        return self._slots is not None and all(each.changes_linears_only for each in adapters)
+
+    def _hooks(self, batch: InputBatch) -> Iterator[tuple[Target, _Hook]]:
+        adapted = batch.rows.adapted
+        updates = None if self._slots is None else self._slots.updates_of(batch)
+        if updates is None and adapted is None:
+            return
+        rows: list[_Rows] = []
+        if adapted is not None and not self.is_all_in_slots(adapted.adapters):
+            rows = self._rows(batch, adapted)
+        for target in self._loaded.adapter_targets.values():
+            layer = None if self._slots is None else self._slots.layer_of.get(target.name)
+            is_replaced = target.is_head and any(each.adapter.own_head is not None for each in rows)
+            if updates is not None and layer is not None and not is_replaced:
+                if updates.changes(layer):
+                    yield target, self._adding(target, updates, layer)
+            elif changes := _changes(target, rows):
+                yield target, self._hook(target, changes)
+
+    def _adding(self, target: Target, updates: PassUpdates, layer: int) -> _Hook:
+        """Returns what adds the updates of a layer to its outputs, by kernels."""
+        of_lines = target.is_head and self._loaded.keeps_logits
+
+        def add(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+            inputs = arguments[0].reshape(-1, target.num_inputs)
+            outputs, bias = output.view(-1, target.num_outputs), self._bias(module, target)
+            updates.add(layer, inputs, outputs, bias, of_lines=of_lines)
+
+        return add
 
     def _rows(self, batch: InputBatch, adapted: AdaptedTokens) -> list[_Rows]:
         device = self._loaded.device
@@ -181,3 +208,21 @@ def _embedded(
 def _low_rank(update: LowRankUpdate, reduced: Tensor) -> Tensor:
     """Returns the low-rank part [n, O] of an update; `reduced`: [n, r] float32."""
     return update.scale * functional.linear(reduced, update.up.float())
+
+
+def linear_slots(loaded: LoadedModel, add: AddLowRank) -> AdapterSlots | None:
+    """Returns slots for adapters of all linear layers of `loaded`; None if none are served."""
+    if loaded.adapter_limits is None or not loaded.adapter_targets:
+        return None
+    layers = [
+        [target]
+        for target in loaded.adapter_targets.values()
+        if not target.is_embedding and _has_dtype(loaded, target)
+    ]
+    return AdapterSlots(layers, loaded.adapter_limits, loaded.device, add)
+
+
+def _has_dtype(loaded: LoadedModel, target: Target) -> bool:
+    """Returns whether a layer computes in the model's dtype, as the matrices of adapters do."""
+    weight = getattr(loaded.model.get_submodule(target.name), "weight", None)
+    return not isinstance(weight, Tensor) or weight.dtype == loaded.dtype

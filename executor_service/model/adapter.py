@@ -30,6 +30,21 @@ class Target:
     is_head: bool = False
 
 
+# Layers that a model may have joined where an adapter has separate ones.
+JOINED_MODULES = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """Limits of loaded adapters. `max_num`: adapters at once. `max_rank`: of one module."""
+
+    max_num: int
+    max_rank: int
+
+
 # Returns a tensor of the base model by its name there, as in its checkpoint and in the model's
 # dtype, on the CPU; None if the checkpoint has none of this name. Weights of linear layers are
 # [O, I]. Reads the file each time.
@@ -58,6 +73,11 @@ class Adapter:
     own_embedding: Tensor | None = None
     own_head: Tensor | None = None
     num_bytes: int = 0
+
+    @property
+    def changes_linears_only(self) -> bool:
+        """Whether all changes are `updates`."""
+        return self.embedding is None and self.own_embedding is None and self.own_head is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from executor_service.device import KVCache
 from executor_service.errors import ModelUnsupported
-from executor_service.model.adapted_linears import AdaptedLinears
+from executor_service.model.adapted_linears import AdaptedLinears, linear_slots
 from executor_service.model.adapter import Adapter
+from executor_service.model.adapter_slots import AdapterSlots, AddLowRank
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.transformers_attention import StepContext, bind
@@ -104,12 +105,22 @@ def takes_adapters(model: PagedModel) -> bool:
 class TransformersModel:
     """A model of `transformers` with paged attention. A RevealingModel and an AdaptingModel."""
 
-    def __init__(self, loaded: LoadedModel, cache: KVCache, backend: AttentionBackend) -> None:
-        """Binds the attention modules of `loaded` to `cache`."""
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        cache: KVCache,
+        backend: AttentionBackend,
+        slots: AdapterSlots | None = None,
+    ) -> None:
+        """Binds the attention modules of `loaded` to `cache`.
+
+        `slots`: those of `linear_slots`, where kernels apply adapters; None for plain torch.
+        """
+        self.slots = slots
         self._loaded = loaded
         self._context = StepContext(cache, backend, loaded.attention_modules)
         bind(loaded.attention_modules, self._context)
-        self._adapted = AdaptedLinears(loaded)
+        self._adapted = AdaptedLinears(loaded, slots)
         self._revealed: tuple[LayerStates, TakeStates] | None = None
 
     @property
@@ -117,7 +128,8 @@ class TransformersModel:
         return bool(self._loaded.adapter_targets)
 
     def prepare_adapter(self, adapter: Adapter) -> None:
-        pass  # it is applied as it is
+        if self.slots is not None:
+            self.slots.prepare(adapter)
 
     def logits(self, batch: InputBatch) -> Tensor:
         self._context.begin_forward(batch.paged)
@@ -156,9 +168,17 @@ def torch_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
     return TransformersModel(loaded, cache, reference)
 
 
-def attending_with(backend: AttentionBackend) -> MakeModel:
-    """Returns a factory of `transformers` models that attend by `backend`."""
-    return lambda loaded, cache: TransformersModel(loaded, cache, backend)
+def attending_with(backend: AttentionBackend, add: AddLowRank | None = None) -> MakeModel:
+    """Returns a factory of `transformers` models that attend by `backend`.
+
+    `add`: kernels that apply adapters; None for plain torch.
+    """
+
+    def make_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
+        slots = None if add is None else linear_slots(loaded, add)
+        return TransformersModel(loaded, cache, backend, slots)
+
+    return make_model
 
 
 # -- Hidden states between the layers of a `transformers` model ------------------------------------

@@ -1,0 +1,179 @@
+"""Slots of loaded adapters on a GPU, and what a pass adds to the outputs of linear layers.
+
+Kernels find an adapter's matrices by its slot, in memory that stays where it is: a recorded step
+serves whatever adapters have the slots when it is replayed. The matrices themselves stay where
+loading has put them.
+
+Shape letters: T input tokens, S rows of logits, I inputs of a layer, O outputs.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from executor_service.device import IntegerArrays
+from executor_service.model.adapter import (
+    JOINED_MODULES,
+    AdaptedTokens,
+    Adapter,
+    AdapterLimits,
+    Target,
+)
+from executor_service.model.input_batch import InputBatch, PassTiles
+from executor_service.steps import Int32Array
+from splitserve_kernels.adapter_tiles import (
+    NUM_WORDS,
+    PackedSlot,
+    SlotLinear,
+    TokenTiles,
+    lay_out_tiles,
+)
+from splitserve_kernels.low_rank_update import LowRankUpdate
+
+# Adds the updates of the tokens in tiles to the outputs [T, O] of a linear layer for inputs [T, I],
+# whose bias [O] is given. See `splitserve_kernels.gpu.low_rank.add_low_rank`.
+AddLowRank = Callable[[Tensor, Tensor, TokenTiles, SlotLinear, Tensor | None], None]
+
+
+class PassUpdates:
+    """What the adapters of a pass add."""
+
+    def __init__(
+        self,
+        add: AddLowRank,
+        linears: Sequence[SlotLinear],
+        tiles: PassTiles,
+        changed: Collection[int] | None,
+    ) -> None:
+        """`changed`: indexes of the layers that are changed; None for all."""
+        self._add = add
+        self._linears = linears
+        self._tiles = tiles
+        self._changed = changed
+
+    def changes(self, layer: int) -> bool:
+        """Returns whether a layer may be changed."""
+        return self._changed is None or layer in self._changed
+
+    def add(
+        self, layer: int, x: Tensor, output: Tensor, bias: Tensor | None, *, of_lines: bool = False
+    ) -> None:
+        """Changes `output` [.., O] in place, what a layer with `bias` computed of `x` [.., I].
+
+        `of_lines`: rows are those of logits, else those of input tokens.
+        """
+        if self.changes(layer):
+            tiles = self._tiles.lines if of_lines else self._tiles.tokens
+            self._add(x, output, tiles, self._linears[layer], bias)
+
+
+class AdapterSlots:
+    """Gives adapters slots, and keeps there where their matrices are. Any thread may call it.
+
+    A slot belongs to its adapter as long as anyone has the adapter. A step that was launched
+    before reads the slot, and the memory of the matrices, before what is launched later writes
+    there: all of it is launched on one stream.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Sequence[Target]],
+        limits: AdapterLimits,
+        device: torch.device,
+        add: AddLowRank,
+    ) -> None:
+        """`layers`: linear layers of the model; a fused layer has several targets, at most 3."""
+        self.limits = limits
+        self._targets = {t.name: t for parts in layers for t in parts}
+        # Index of the layer of each target, by name.
+        self.layer_of = {t.name: i for i, parts in enumerate(layers) for t in parts}
+        self._add = add
+        # Adapters of a step that is being launched may have been replaced already.
+        num_slots = 2 * limits.max_num
+        self._words = torch.zeros(
+            num_slots, len(self._targets), NUM_WORDS, dtype=torch.int64, device=device
+        )
+        self.linears: list[SlotLinear] = []
+        begin = 0
+        for parts in layers:
+            words = self._words[:, begin : begin + len(parts)]
+            sizes = tuple(target.num_outputs for target in parts)
+            max_rank = max(map(self._max_rank, parts))
+            self.linears.append(SlotLinear(words, sizes, max_rank))
+            begin += len(parts)
+        self._lock = threading.Lock()
+        self._slots = weakref.WeakKeyDictionary[Adapter, tuple[int, PackedSlot]]()
+
+    @torch.inference_mode()
+    def prepare(self, adapter: Adapter) -> int:
+        """Returns the slot of `adapter`, which is written if it is new.
+
+        Raises ValueError if the adapter has other layers or sizes than the model, and RuntimeError
+        if no slot is free.
+        """
+        with self._lock:
+            found = self._slots.get(adapter)
+        if found is not None:
+            return found[0]
+        self._check(adapter.updates)
+        packed = PackedSlot([adapter.updates.get(name) for name in self._targets])
+        with self._lock:
+            if adapter not in self._slots:
+                taken = {slot for slot, _ in self._slots.values()}
+                free = (slot for slot in range(len(self._words)) if slot not in taken)
+                slot = next(free, None)
+                if slot is None:
+                    raise RuntimeError(f"all {len(self._words)} slots of adapters are in use")
+                self._words[slot].copy_(packed.words, non_blocking=True)
+                self._slots[adapter] = slot, packed
+            return self._slots[adapter][0]
+
+    def slots_of(self, adapted: AdaptedTokens) -> Int32Array:
+        """Returns the slot of each token, [T], -1 for none. Prepares its adapters."""
+        slots = np.array([*map(self.prepare, adapted.adapters), -1], np.int32)
+        return slots[adapted.of_token]
+
+    def updates_of(self, batch: InputBatch) -> PassUpdates | None:
+        """Returns what adapters add in a pass; None if no token has one."""
+        tiles, adapted = batch.tensors.tiles, batch.rows.adapted
+        changed: frozenset[int] | None = None
+        if tiles is None:
+            if adapted is None:
+                return None
+            tiles = self._send(batch, self.slots_of(adapted))
+            names = {name for each in adapted.adapters for name in each.updates}
+            changed = frozenset(self.layer_of[name] for name in names)
+        return PassUpdates(self._add, self.linears, tiles, changed)
+
+    def _send(self, batch: InputBatch, of_token: Int32Array) -> PassTiles:
+        of_line = of_token[batch.rows.logits_index]
+        arrays = [*lay_out_tiles(of_token), *lay_out_tiles(of_line)]
+        _, (order, tiles, order_of_lines, tiles_of_lines) = batch.uploads.send(
+            IntegerArrays([], arrays)
+        )
+        return PassTiles(TokenTiles(order, tiles), TokenTiles(order_of_lines, tiles_of_lines))
+
+    def _check(self, updates: Mapping[str, LowRankUpdate]) -> None:
+        """Raises ValueError if an update does not fit its layer."""
+        for name, update in updates.items():
+            target = self._targets.get(name)
+            if target is None:
+                raise ValueError(f"{name}: adapters cannot change this layer on a GPU")
+            rank, most = len(update.down), self._max_rank(target)
+            if rank > most:
+                raise ValueError(f"{name}: the rank is {rank}; allowed: at most {most}")
+            vectors = [each for each in (update.bias, update.gain) if each is not None]
+            found = [update.down.shape, update.up.shape, *(each.shape for each in vectors)]
+            matrices = [(rank, target.num_inputs), (target.num_outputs, rank)]
+            if [tuple(s) for s in found] != [*matrices, *((target.num_outputs,) for _ in vectors)]:
+                raise ValueError(f"{name}: the update has other sizes than the layer")
+
+    def _max_rank(self, target: Target) -> int:
+        joined = JOINED_MODULES.get(target.name.rpartition(".")[2], ())
+        return self.limits.max_rank * max(len(joined), 1)

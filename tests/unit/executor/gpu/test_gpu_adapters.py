@@ -1,0 +1,169 @@
+"""Adapters in models on GPUs: logits are those of PEFT, of any rows beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from executor_service.adapters import read_adapter
+from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.device import KVCache
+from executor_service.model import (
+    Adapter,
+    AdapterLimits,
+    LoadedModel,
+    PagedModel,
+    attending_with,
+    takes_adapters,
+)
+from splitserve_kernels import reference
+from tests.support.models.peft_adapters import files_of, logits_of, make_adapter
+from tests.support.models.tiny_models import make_tiny_model
+from tests.unit.executor.adapters.adapted_rows import TOKENS, Served, difference
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from executor_service.decoders.gpu_decoder import GpuDecoder, GpuDecoderModel, decoder_slots
+from splitserve_kernels.gpu.low_rank import add_low_rank
+
+LIMITS = AdapterLimits(max_num=2, max_rank=16)
+TEXTS = (TOKENS, TOKENS, [88, 3, 14, 15, 92, 65], [7, 17, 42])
+NAMES = ("a@1", "", "b@2", "a@1")
+# Of float32 logits, relative to the largest: sums in another order.
+TOLERANCE = 1e-5
+CHANGE = 0.01
+
+ALL: dict[str, Any] = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear"}
+SOME: dict[str, Any] = {
+    "r": 3,
+    "lora_alpha": 5,
+    "use_rslora": True,
+    "target_modules": ["q_proj", "down_proj"],
+}
+HEAD: dict[str, Any] = {"r": 2, "target_modules": ["v_proj", "lm_head"]}
+DORA: dict[str, Any] = {**ALL, "use_dora": True}
+BIASES: dict[str, Any] = {**ALL, "bias": "lora_only"}
+
+# Architecture, overrides of its configuration, and two adapters.
+DECODED: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama", {}, ALL, SOME),
+    "head": ("llama", {"tie_word_embeddings": False}, HEAD, ALL),
+    "biases": ("qwen2", {}, BIASES, DORA),
+    "odd": ("llama", {"hidden_size": 42, "num_attention_heads": 6, "head_dim": 10}, DORA, SOME),
+}
+# What models of `transformers` have beside those: joined layers, no linear layers but others of
+# their kind, and layers that are no linear ones.
+OTHERS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "phi3": ("phi3", {}, ALL, {**DORA, "target_modules": ["qkv_proj", "down_proj"]}),
+    "gpt2": ("gpt2", {}, {**ALL, "target_modules": ["c_attn", "c_proj"]}, DORA),
+    "heads": (
+        "llama",
+        {"attention_bias": True},
+        {"r": 2, "target_modules": ["embed_tokens", "v_proj", "lm_head"], "use_dora": True},
+        {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+    ),
+}
+
+
+class Case:
+    """A model on its device with two adapters, and what PEFT computes."""
+
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        architecture: str,
+        overrides: Mapping[str, Any],
+        options: tuple[Mapping[str, Any], Mapping[str, Any]],
+        dtype: str = "float32",
+    ) -> None:
+        directory = make_tiny_model(architecture, folder / "model", overrides=dict(overrides))
+        loaded = load_model(ModelConfig(str(directory), str(device), dtype))
+        self.loaded = replace(loaded, adapter_limits=LIMITS)
+        self.adapters: dict[str, Adapter] = {}
+        self._oracles: dict[str, Any] = {}
+        for name, each in zip(("a@1", "b@2"), options, strict=True):
+            self._oracles[name] = make_adapter(directory, folder / name, **each)
+            files = files_of(folder / name)
+            self.adapters[name] = read_adapter(name, files, self.loaded, LIMITS.max_rank)
+
+    def expected(self, tokens: list[int], name: str) -> Tensor:
+        """PEFT's logits of the last two tokens."""
+        return logits_of(self._oracles[name], tokens)[-2:, : self.loaded.vocab_size]
+
+
+def _transformers(loaded: LoadedModel, cache: KVCache) -> PagedModel:
+    return attending_with(reference, add_low_rank)(loaded, cache)
+
+
+def _decoder(loaded: LoadedModel, cache: KVCache) -> PagedModel:
+    return GpuDecoderModel(GpuDecoder(loaded, reference), cache, decoder_slots(loaded))
+
+
+def _assert_as_peft(case: Case, served: Served) -> None:
+    logits = served.last_logits(TEXTS, NAMES).cpu()
+    (plain,) = served.last_logits(TEXTS[1:2], [""]).cpu()
+    for tokens, name, actual in zip(TEXTS, NAMES, logits, strict=True):
+        if not name:
+            assert difference(plain, actual) < TOLERANCE
+            continue
+        assert difference(case.expected(tokens, name), actual) < TOLERANCE, name
+        if tokens == TEXTS[1]:
+            assert difference(plain, actual) > CHANGE
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_decoder_says_what_peft_says_when_rows_have_adapters(
+    name: str, tmp_path: Path, device: torch.device
+) -> None:
+    architecture, overrides, *options = DECODED[name]
+    case = Case(tmp_path, device, architecture, overrides, (options[0], options[1]))
+    served = Served(case.loaded, case.adapters, _decoder)
+    assert takes_adapters(served.model)
+    _assert_as_peft(case, served)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_transformers_says_what_peft_says_when_kernels_apply_adapters(
+    name: str, tmp_path: Path, device: torch.device
+) -> None:
+    architecture, overrides, *options = OTHERS[name]
+    case = Case(tmp_path, device, architecture, overrides, (options[0], options[1]))
+    _assert_as_peft(case, Served(case.loaded, case.adapters, _transformers))
+
+
+def test_decoder_keeps_the_bits_of_rows_without_adapter(
+    tmp_path: Path, device: torch.device
+) -> None:
+    case = Case(tmp_path, device, "llama", {}, (ALL, SOME), "bfloat16")
+    served = Served(case.loaded, case.adapters, _decoder)
+    adapted, plain = (served.last_logits(TEXTS, names) for names in (NAMES, [""] * 4))
+    assert torch.equal(adapted[1], plain[1])
+    assert not torch.equal(adapted[0], plain[0])
+
+
+@pytest.mark.parametrize(
+    "more", [{"modules_to_save": ["lm_head"]}, {"target_modules": ["q_proj", "embed_tokens"]}]
+)
+def test_decoder_refuses_adapters_that_change_more_than_linear_layers(
+    more: dict[str, Any], tmp_path: Path, device: torch.device
+) -> None:
+    case = Case(tmp_path, device, "llama", {}, (SOME, {**SOME, **more}))
+    model = Served(case.loaded, {}, _decoder).model
+    assert isinstance(model, GpuDecoderModel)
+    model.prepare_adapter(case.adapters["a@1"])
+    with pytest.raises(ValueError, match="linear layers only"):
+        model.prepare_adapter(case.adapters["b@2"])
+
+
+def test_decoder_serves_no_adapters_when_the_executor_has_no_limits(
+    tmp_path: Path, device: torch.device
+) -> None:
+    case = Case(tmp_path, device, "llama", {}, (SOME, SOME))
+    assert not takes_adapters(Served(replace(case.loaded, adapter_limits=None), {}, _decoder).model)
