@@ -34,7 +34,7 @@ from executor_service.device import KVCache, release_cached_memory
 from executor_service.model import (
     Adapter,
     AdapterSlots,
-    AddLowRank,
+    ChooseAdding,
     InputBatch,
     LoadedModel,
     PassUpdates,
@@ -45,7 +45,6 @@ from splitserve_kernels.decoder_inputs import LayerWeights
 from splitserve_kernels.gpu.kv_write import rotary_kv_write
 from splitserve_kernels.gpu.launch import LayerPools, RotaryTables
 from splitserve_kernels.gpu.layer_ops import add_rms_norm, gated_product, rms_norm
-from splitserve_kernels.gpu.low_rank import add_low_rank
 from splitserve_kernels.paged_batch import (
     AttentionBackend,
     AttentionOptions,
@@ -310,8 +309,11 @@ class GpuDecoderModel:
         )
 
 
-def decoder_slots(loaded: LoadedModel, add: AddLowRank = add_low_rank) -> AdapterSlots | None:
-    """Returns slots for adapters of a decoder of `loaded`; None if none are served."""
+def decoder_slots(loaded: LoadedModel, choose_adding: ChooseAdding) -> AdapterSlots | None:
+    """Returns slots for adapters of a decoder of `loaded`.
+
+    Returns None if none are served, or if there are no kernels for them.
+    """
     names = [
         [f"model.layers.{i}.{LAYER_MATRICES[each]}" for each in fused]
         for i in range(len(loaded.layers))
@@ -320,6 +322,9 @@ def decoder_slots(loaded: LoadedModel, add: AddLowRank = add_low_rank) -> Adapte
     names.append([HEAD])
     targets, limits = loaded.adapter_targets, loaded.adapter_limits
     if limits is None or not all(name in targets for parts in names for name in parts):
+        return None
+    add = choose_adding()
+    if add is None:
         return None
     layers = [[targets[name] for name in parts] for parts in names]
     return AdapterSlots(layers, limits, loaded.device, add)

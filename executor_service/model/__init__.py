@@ -12,6 +12,7 @@ from executor_service.model.adapter import (
 from executor_service.model.adapter_slots import (
     AdapterSlots,
     AddLowRank,
+    ChooseAdding,
     PassUpdates,
 )
 from executor_service.model.input_batch import (
@@ -85,6 +86,7 @@ __all__ = [
     "AdaptingModel",
     "AddLowRank",
     "BaseTensor",
+    "ChooseAdding",
     "ExpectedLogits",
     "InputBatch",
     "LayerKind",

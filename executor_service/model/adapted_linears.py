@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from executor_service.model.adapter import AdaptedTokens, Adapter, Target
-from executor_service.model.adapter_slots import AdapterSlots, AddLowRank, PassUpdates
+from executor_service.model.adapter_slots import AdapterSlots, ChooseAdding, PassUpdates
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from splitserve_kernels.low_rank_update import LowRankUpdate
@@ -210,16 +210,21 @@ def _low_rank(update: LowRankUpdate, reduced: Tensor) -> Tensor:
     return update.scale * functional.linear(reduced, update.up.float())
 
 
-def linear_slots(loaded: LoadedModel, add: AddLowRank) -> AdapterSlots | None:
-    """Returns slots for adapters of all linear layers of `loaded`; None if none are served."""
-    if loaded.adapter_limits is None or not loaded.adapter_targets:
+def linear_slots(loaded: LoadedModel, choose_adding: ChooseAdding) -> AdapterSlots | None:
+    """Returns slots for adapters of all linear layers of `loaded`.
+
+    Returns None if none are served, or if there are no kernels for them.
+    """
+    limits = loaded.adapter_limits
+    add = choose_adding() if limits is not None and loaded.adapter_targets else None
+    if limits is None or add is None:
         return None
     layers = [
         [target]
         for target in loaded.adapter_targets.values()
         if not target.is_embedding and _has_dtype(loaded, target)
     ]
-    return AdapterSlots(layers, loaded.adapter_limits, loaded.device, add)
+    return AdapterSlots(layers, limits, loaded.device, add)
 
 
 def _has_dtype(loaded: LoadedModel, target: Target) -> bool:

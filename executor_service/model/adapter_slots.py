@@ -39,6 +39,8 @@ from splitserve_kernels.low_rank_update import LowRankUpdate
 # Adds the updates of the tokens in tiles to the outputs [T, O] of a linear layer for inputs [T, I],
 # whose bias [O] is given. See `splitserve_kernels.gpu.low_rank.add_low_rank`.
 AddLowRank = Callable[[Tensor, Tensor, TokenTiles, SlotLinear, Tensor | None], None]
+# Returns kernels that do that; None if there are none. It may take seconds.
+ChooseAdding = Callable[[], AddLowRank | None]
 
 
 class PassUpdates:

@@ -16,7 +16,7 @@ from executor_service.device import KVCache
 from executor_service.errors import ModelUnsupported
 from executor_service.model.adapted_linears import AdaptedLinears, linear_slots
 from executor_service.model.adapter import Adapter
-from executor_service.model.adapter_slots import AdapterSlots, AddLowRank
+from executor_service.model.adapter_slots import AdapterSlots, ChooseAdding
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.transformers_attention import StepContext, bind
@@ -168,15 +168,16 @@ def torch_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
     return TransformersModel(loaded, cache, reference)
 
 
-def attending_with(backend: AttentionBackend, add: AddLowRank | None = None) -> MakeModel:
+def attending_with(
+    backend: AttentionBackend, choose_adding: ChooseAdding = lambda: None
+) -> MakeModel:
     """Returns a factory of `transformers` models that attend by `backend`.
 
-    `add`: kernels that apply adapters; None for plain torch.
+    `choose_adding`: chooses kernels that apply adapters; without any, plain torch does.
     """
 
     def make_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
-        slots = None if add is None else linear_slots(loaded, add)
-        return TransformersModel(loaded, cache, backend, slots)
+        return TransformersModel(loaded, cache, backend, linear_slots(loaded, choose_adding))
 
     return make_model
 

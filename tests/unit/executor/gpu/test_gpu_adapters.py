@@ -14,15 +14,19 @@ from torch import Tensor
 from executor_service.adapters import read_adapter
 from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.device import KVCache
+from executor_service.errors import TrialFailed
 from executor_service.model import (
     Adapter,
     AdapterLimits,
+    AddLowRank,
     LoadedModel,
     PagedModel,
     attending_with,
     takes_adapters,
 )
+from executor_service.trials import try_low_rank
 from splitserve_kernels import reference
+from splitserve_kernels.adapter_tiles import SlotLinear, TokenTiles
 from tests.support.models.peft_adapters import files_of, logits_of, make_adapter
 from tests.support.models.tiny_models import make_tiny_model
 from tests.unit.executor.adapters.adapted_rows import TOKENS, Served, difference
@@ -99,11 +103,12 @@ class Case:
 
 
 def _transformers(loaded: LoadedModel, cache: KVCache) -> PagedModel:
-    return attending_with(reference, add_low_rank)(loaded, cache)
+    return attending_with(reference, lambda: add_low_rank)(loaded, cache)
 
 
 def _decoder(loaded: LoadedModel, cache: KVCache) -> PagedModel:
-    return GpuDecoderModel(GpuDecoder(loaded, reference), cache, decoder_slots(loaded))
+    slots = decoder_slots(loaded, lambda: add_low_rank)
+    return GpuDecoderModel(GpuDecoder(loaded, reference), cache, slots)
 
 
 def _assert_as_peft(case: Case, served: Served) -> None:
@@ -167,3 +172,44 @@ def test_decoder_serves_no_adapters_when_the_executor_has_no_limits(
 ) -> None:
     case = Case(tmp_path, device, "llama", {}, (SOME, SOME))
     assert not takes_adapters(Served(replace(case.loaded, adapter_limits=None), {}, _decoder).model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_try_low_rank_passes_when_kernels_are_right(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    try_low_rank(add_low_rank, dtype, device)
+
+
+def _of_one_token_more(
+    x: Tensor, output: Tensor, tiles: TokenTiles, linear: SlotLinear, bias: Tensor | None
+) -> None:
+    add_low_rank(x, output, tiles, linear, bias)
+    output[0] += 1
+
+
+def _without_bias(
+    x: Tensor, output: Tensor, tiles: TokenTiles, linear: SlotLinear, _bias: Tensor | None
+) -> None:
+    add_low_rank(x, output, tiles, linear)
+
+
+def _of_other_tokens(
+    x: Tensor, output: Tensor, tiles: TokenTiles, linear: SlotLinear, bias: Tensor | None
+) -> None:
+    add_low_rank(x.roll(1, 0), output, tiles, linear, bias)
+
+
+@pytest.mark.parametrize(
+    ("add", "reason"),
+    [
+        (_of_one_token_more, "tokens without an adapter have changed"),
+        (_without_bias, "updates of adapters are off by"),
+        (_of_other_tokens, "updates of adapters are off by"),
+    ],
+)
+def test_try_low_rank_raises_when_something_else_is_added(
+    add: AddLowRank, reason: str, device: torch.device
+) -> None:
+    with pytest.raises(TrialFailed, match=reason):
+        try_low_rank(add, torch.float32, device)
