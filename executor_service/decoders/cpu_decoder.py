@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -320,6 +320,9 @@ class NativePagedModel:
     def can_run(self) -> bool:
         # Revealed states go through Python after each pass.
         return self._revealed is None
+
+    def can_run_adapted(self, adapters: Collection[Adapter]) -> bool:
+        return True
 
     def decode_run(self, batch: InputBatch, rows: RunRows) -> Tensor:
         return torch.from_numpy(self._native.run_on(batch.rows, rows, self._cache))

@@ -327,4 +327,4 @@ def decoder_slots(loaded: LoadedModel, choose_adding: ChooseAdding) -> AdapterSl
     if add is None:
         return None
     layers = [[targets[name] for name in parts] for parts in names]
-    return AdapterSlots(layers, limits, loaded.device, add)
+    return AdapterSlots(layers, limits, loaded.device, loaded.dtype, add)

@@ -224,7 +224,7 @@ def linear_slots(loaded: LoadedModel, choose_adding: ChooseAdding) -> AdapterSlo
         for target in loaded.adapter_targets.values()
         if not target.is_embedding and _has_dtype(loaded, target)
     ]
-    return AdapterSlots(layers, limits, loaded.device, add)
+    return AdapterSlots(layers, limits, loaded.device, loaded.dtype, add)
 
 
 def _has_dtype(loaded: LoadedModel, target: Target) -> bool:

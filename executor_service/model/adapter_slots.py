@@ -36,6 +36,9 @@ from splitserve_kernels.adapter_tiles import (
 )
 from splitserve_kernels.low_rank_update import LowRankUpdate
 
+# Of adapters for trials: large enough to be seen in the logits.
+_RANDOM_RANK, _RANDOM_SCALE = 4, 0.5
+
 # Adds the updates of the tokens in tiles to the outputs [T, O] of a linear layer for inputs [T, I],
 # whose bias [O] is given. See `splitserve_kernels.gpu.low_rank.add_low_rank`.
 AddLowRank = Callable[[Tensor, Tensor, TokenTiles, SlotLinear, Tensor | None], None]
@@ -88,10 +91,15 @@ class AdapterSlots:
         layers: Sequence[Sequence[Target]],
         limits: AdapterLimits,
         device: torch.device,
+        dtype: torch.dtype,
         add: AddLowRank,
     ) -> None:
-        """`layers`: linear layers of the model; a fused layer has several targets, at most 3."""
+        """`layers`: linear layers of the model; a fused layer has several targets, at most 3.
+
+        `dtype`: of the model and of all matrices.
+        """
         self.limits = limits
+        self._dtype = dtype
         self._targets = {t.name: t for parts in layers for t in parts}
         # Index of the layer of each target, by name.
         self.layer_of = {t.name: i for i, parts in enumerate(layers) for t in parts}
@@ -135,6 +143,23 @@ class AdapterSlots:
                 self._words[slot].copy_(packed.words, non_blocking=True)
                 self._slots[adapter] = slot, packed
             return self._slots[adapter][0]
+
+    def random_adapter(self, seed: int) -> Adapter:
+        """Returns an adapter of all layers with random numbers, for trials; it has no slot yet."""
+        generator = torch.Generator().manual_seed(seed)
+        rank = min(_RANDOM_RANK, self.limits.max_rank)
+
+        def random(rows: int, columns: int) -> Tensor:
+            numbers = torch.randn(rows, columns, generator=generator).mul_(columns**-0.5)
+            return numbers.to(self._words.device, self._dtype)
+
+        updates = {
+            name: LowRankUpdate(
+                random(rank, target.num_inputs), random(target.num_outputs, rank), _RANDOM_SCALE
+            )
+            for name, target in self._targets.items()
+        }
+        return Adapter(f"trial {seed}", updates)
 
     def slots_of(self, adapted: AdaptedTokens) -> Int32Array:
         """Returns the slot of each token, [T], -1 for none. Prepares its adapters."""

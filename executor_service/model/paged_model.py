@@ -6,7 +6,7 @@ V vocabulary, T input tokens, W width of the model, K places between layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -43,6 +43,10 @@ class RunningModel(PagedModel, Protocol):
     @property
     def can_run(self) -> bool:
         """Whether `decode_run` may be called."""
+        ...
+
+    def can_run_adapted(self, adapters: Collection[Adapter]) -> bool:
+        """Returns whether rows of `decode_run` may have these adapters."""
         ...
 
     def decode_run(self, batch: InputBatch, rows: RunRows) -> Tensor:
@@ -95,6 +99,24 @@ class AdaptingModel(PagedModel, Protocol):
         Raises ValueError or RuntimeError if the adapter does not fit the model.
         """
         ...
+
+
+@runtime_checkable
+class SlottedModel(AdaptingModel, Protocol):
+    """AdaptingModel whose adapters have slots: a recorded pass serves any of them.
+
+    That is said of adapters that change linear layers only.
+    """
+
+    @property
+    def slots(self) -> AdapterSlots | None:
+        """Slots of adapters; None if there are none."""
+        ...
+
+
+def slots_of(model: PagedModel) -> AdapterSlots | None:
+    """Returns the slots of a model's adapters; None if there are none."""
+    return model.slots if isinstance(model, SlottedModel) else None
 
 
 def takes_adapters(model: PagedModel) -> bool:

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from executor_service.adapters import read_adapter
 from executor_service.checkpoint import ModelConfig, load_model
-from executor_service.device import KVCache
+from executor_service.device import CudaGraphs, KVCache, Recorder
 from executor_service.errors import TrialFailed
 from executor_service.model import (
     Adapter,
     AdapterLimits,
     AddLowRank,
     LoadedModel,
+    MakeModel,
     PagedModel,
     attending_with,
     takes_adapters,
 )
+from executor_service.runner import CacheConfig, RecordedModels, build_runner
 from executor_service.trials import try_low_rank
 from splitserve_kernels import reference
 from splitserve_kernels.adapter_tiles import SlotLinear, TokenTiles
+from tests.support.devices.recorded_ops import RunAgain, SortingDraw
 from tests.support.models.peft_adapters import files_of, logits_of, make_adapter
 from tests.support.models.tiny_models import make_tiny_model
+from tests.support.steps.step_driver import Row, make_step
 from tests.unit.executor.adapters.adapted_rows import TOKENS, Served, difference
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -111,6 +117,27 @@ def _decoder(loaded: LoadedModel, cache: KVCache) -> PagedModel:
     return GpuDecoderModel(GpuDecoder(loaded, reference), cache, slots)
 
 
+class Replays:
+    """A Recorder that counts replays. Without a GPU, what is recorded runs again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.count = 0
+        self._recorder: Recorder = CudaGraphs() if device.type == "cuda" else RunAgain()
+
+    @property
+    def pool_bytes(self) -> int:
+        return self._recorder.pool_bytes
+
+    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        recorded = self._recorder.record(run)
+
+        def replay() -> None:
+            self.count += 1
+            recorded()
+
+        return replay
+
+
 def _assert_as_peft(case: Case, served: Served) -> None:
     logits = served.last_logits(TEXTS, NAMES).cpu()
     (plain,) = served.last_logits(TEXTS[1:2], [""]).cpu()
@@ -172,6 +199,75 @@ def test_decoder_serves_no_adapters_when_the_executor_has_no_limits(
 ) -> None:
     case = Case(tmp_path, device, "llama", {}, (SOME, SOME))
     assert not takes_adapters(Served(replace(case.loaded, adapter_limits=None), {}, _decoder).model)
+
+
+ONE_LAYER: Mapping[str, Any] = {"num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize("make_model", [_decoder, _transformers])
+def test_decodes_are_replayed_when_rows_have_adapters(
+    make_model: MakeModel,
+    tmp_path: Path,
+    device: torch.device,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = ({**ALL, **HEAD}, DORA)
+    case = Case(tmp_path, device, "qwen2", ONE_LAYER, options)
+    replays = Replays(device)
+    recorded = RecordedModels(make_model, len(TEXTS), make_recorder=lambda: replays)
+    served = Served(case.loaded, case.adapters, recorded.make)
+    replays.count = 0
+
+    served.last_logits(TEXTS, NAMES)
+    assert replays.count == 1  # prompts are not
+    _assert_as_peft(case, served)
+    # Others take their places.
+    served.adapters = {"a@1": case.adapters["b@2"], "b@2": case.adapters["a@1"]}
+    swapped = served.last_logits(TEXTS[:1], ["b@2"]).cpu()
+
+    assert difference(case.expected(TEXTS[0], "a@1"), swapped[0]) < TOLERANCE
+    assert not [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_decodes_are_not_replayed_when_an_adapter_changes_more_than_linear_layers(
+    tmp_path: Path, device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, _, *options = OTHERS["heads"]
+    case = Case(tmp_path, device, "llama", ONE_LAYER, (options[0], options[1]))
+    replays = Replays(device)
+    recorded = RecordedModels(_transformers, len(TEXTS), make_recorder=lambda: replays)
+    served = Served(case.loaded, case.adapters, recorded.make)
+    replays.count = 0
+
+    for _ in range(2):
+        served.last_logits(TEXTS[:1], ["a@1"])
+    assert replays.count == 0
+    assert [message.split()[0] for message in caplog.messages].count("adapters_unrecorded") == 1
+    _assert_as_peft(case, served)
+
+
+def test_rows_with_adapters_get_the_tokens_of_turns_when_they_run_on(
+    tmp_path: Path, device: torch.device
+) -> None:
+    case = Case(tmp_path, device, "llama", ONE_LAYER, (ALL, SOME))
+    recorded = RecordedModels(
+        _transformers, 4, static_draw=SortingDraw(), make_recorder=lambda: Replays(device)
+    )
+    tables = [[4 * row + block for block in range(4)] for row in range(4)]
+    rows = [Row([5 + row], 3, tables[row], 1, adapter=NAMES[row], seed=row) for row in range(4)]
+    outputs = []
+    for make_model in (recorded.make, _transformers):
+        runner = build_runner(case.loaded, CacheConfig(4, 16, num_host_blocks=0), make_model)
+        runner.adapters.by_name = case.adapters
+        for pool in (*runner.cache.key_pools, *runner.cache.value_pools):
+            generator = torch.Generator().manual_seed(1)
+            pool.copy_(torch.randn(pool.shape, generator=generator))
+        step = replace(make_step(rows), num_run_on_tokens=np.array([6, 0, 5, 3], np.int32))
+        outputs.append([runner.execute(step).token_ids_of(row) for row in range(4)])
+        plain = replace(step, adapters=())
+        outputs.append([runner.execute(plain).token_ids_of(row) for row in range(4)])
+    assert outputs[0] == outputs[2] != outputs[1] == outputs[3]
+    assert [len(tokens) for tokens in outputs[0]] == [7, 1, 6, 4]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

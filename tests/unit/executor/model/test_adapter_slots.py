@@ -35,7 +35,8 @@ def _nothing(
 
 def _slots(max_num: int = 2) -> AdapterSlots:
     layers = [TARGETS[:2], TARGETS[2:3], TARGETS[3:]]
-    return AdapterSlots(layers, AdapterLimits(max_num, 4), torch.device("cpu"), _nothing)
+    limits, cpu = AdapterLimits(max_num, 4), torch.device("cpu")
+    return AdapterSlots(layers, limits, cpu, torch.float32, _nothing)
 
 
 def _update(rank: int = 2) -> LowRankUpdate:
