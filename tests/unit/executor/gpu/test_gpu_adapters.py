@@ -27,11 +27,12 @@ from executor_service.model import (
     attending_with,
     takes_adapters,
 )
-from executor_service.runner import CacheConfig, RecordedModels, build_runner
+from executor_service.runner import CacheConfig, RecordedModels, build_runner, compile_kernels
 from executor_service.trials import try_low_rank
 from splitserve_kernels import reference
 from splitserve_kernels.adapter_tiles import SlotLinear, TokenTiles
-from tests.support.devices.recorded_ops import RunAgain, SortingDraw
+from tests.support.devices.low_rank_in_torch import add_low_rank_in_torch
+from tests.support.devices.recorded_ops import TORCH_KERNELS, RunAgain, SortingDraw
 from tests.support.models.peft_adapters import files_of, logits_of, make_adapter
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.steps.step_driver import Row, make_step
@@ -39,6 +40,7 @@ from tests.unit.executor.adapters.adapted_rows import TOKENS, Served, difference
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from executor_service.decoders import gpu_decoder
 from executor_service.decoders.gpu_decoder import GpuDecoder, GpuDecoderModel, decoder_slots
 from splitserve_kernels.gpu.low_rank import add_low_rank
 
@@ -60,21 +62,29 @@ HEAD: dict[str, Any] = {"r": 2, "target_modules": ["v_proj", "lm_head"]}
 DORA: dict[str, Any] = {**ALL, "use_dora": True}
 BIASES: dict[str, Any] = {**ALL, "bias": "lora_only"}
 
+# Interpreted, each layer takes its time.
+ONE_LAYER: Mapping[str, Any] = {"num_hidden_layers": 1}
+ODD: Mapping[str, Any] = {"hidden_size": 42, "num_attention_heads": 6, "head_dim": 10}
 # Architecture, overrides of its configuration, and two adapters.
 DECODED: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", {}, ALL, SOME),
-    "head": ("llama", {"tie_word_embeddings": False}, HEAD, ALL),
-    "biases": ("qwen2", {}, BIASES, DORA),
-    "odd": ("llama", {"hidden_size": 42, "num_attention_heads": 6, "head_dim": 10}, DORA, SOME),
+    "head": ("llama", {**ONE_LAYER, "tie_word_embeddings": False}, HEAD, ALL),
+    "biases": ("qwen2", {**ONE_LAYER}, BIASES, DORA),
+    "odd": (
+        "llama",
+        {**ONE_LAYER, "hidden_size": 42, "num_attention_heads": 6, "head_dim": 10},
+        DORA,
+        SOME,
+    ),
 }
 # What models of `transformers` have beside those: joined layers, no linear layers but others of
 # their kind, and layers that are no linear ones.
 OTHERS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "phi3": ("phi3", {}, ALL, {**DORA, "target_modules": ["qkv_proj", "down_proj"]}),
-    "gpt2": ("gpt2", {}, {**ALL, "target_modules": ["c_attn", "c_proj"]}, DORA),
+    "phi3": ("phi3", {**ONE_LAYER}, ALL, {**DORA, "target_modules": ["qkv_proj", "down_proj"]}),
+    "gpt2": ("gpt2", {"n_layer": 1}, {**ALL, "target_modules": ["c_attn", "c_proj"]}, DORA),
     "heads": (
         "llama",
-        {"attention_bias": True},
+        {**ONE_LAYER, "attention_bias": True},
         {"r": 2, "target_modules": ["embed_tokens", "v_proj", "lm_head"], "use_dora": True},
         {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
     ),
@@ -110,6 +120,20 @@ class Case:
 
 def _transformers(loaded: LoadedModel, cache: KVCache) -> PagedModel:
     return attending_with(reference, lambda: add_low_rank)(loaded, cache)
+
+
+@pytest.fixture
+def _without_kernels(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    """For what the kernels do not matter to: interpreted, they take long."""
+    if device.type == "cpu":
+        monkeypatch.setitem(globals(), "add_low_rank", add_low_rank_in_torch)
+
+
+@pytest.fixture(autouse=True)
+def _without_kernels_of_layers(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    if device.type == "cpu":
+        for name, in_torch in TORCH_KERNELS.items():
+            monkeypatch.setattr(gpu_decoder, name, in_torch)
 
 
 def _decoder(loaded: LoadedModel, cache: KVCache) -> PagedModel:
@@ -201,9 +225,7 @@ def test_decoder_serves_no_adapters_when_the_executor_has_no_limits(
     assert not takes_adapters(Served(replace(case.loaded, adapter_limits=None), {}, _decoder).model)
 
 
-ONE_LAYER: Mapping[str, Any] = {"num_hidden_layers": 1}
-
-
+@pytest.mark.usefixtures("_without_kernels")
 @pytest.mark.parametrize("make_model", [_decoder, _transformers])
 def test_decodes_are_replayed_when_rows_have_adapters(
     make_model: MakeModel,
@@ -229,6 +251,7 @@ def test_decodes_are_replayed_when_rows_have_adapters(
     assert not [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
 
 
+@pytest.mark.usefixtures("_without_kernels")
 def test_decodes_are_not_replayed_when_an_adapter_changes_more_than_linear_layers(
     tmp_path: Path, device: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -246,6 +269,7 @@ def test_decodes_are_not_replayed_when_an_adapter_changes_more_than_linear_layer
     _assert_as_peft(case, served)
 
 
+@pytest.mark.usefixtures("_without_kernels")
 def test_rows_with_adapters_get_the_tokens_of_turns_when_they_run_on(
     tmp_path: Path, device: torch.device
 ) -> None:
@@ -268,6 +292,34 @@ def test_rows_with_adapters_get_the_tokens_of_turns_when_they_run_on(
         outputs.append([runner.execute(plain).token_ids_of(row) for row in range(4)])
     assert outputs[0] == outputs[2] != outputs[1] == outputs[3]
     assert [len(tokens) for tokens in outputs[0]] == [7, 1, 6, 4]
+
+
+def test_kernels_of_all_layers_are_compiled_before_the_first_adapter(
+    tmp_path: Path, device: torch.device
+) -> None:
+    case = Case(tmp_path, device, "llama", ONE_LAYER, (SOME, SOME))
+    seen: list[tuple[int, ...]] = []
+
+    def add(
+        x: Tensor, output: Tensor, tiles: TokenTiles, linear: SlotLinear, bias: Tensor | None
+    ) -> None:
+        assert tiles.tiles[2].tolist() == [1]
+        seen.append(linear.sizes)
+
+    def make_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
+        decoder = GpuDecoder(loaded, reference)
+        return GpuDecoderModel(decoder, cache, decoder_slots(loaded, lambda: add))
+
+    runner = build_runner(case.loaded, CacheConfig(4, 16, num_host_blocks=0), make_model)
+    compile_kernels(runner, case.loaded, 2, 4)
+
+    sizes = {
+        name.rpartition(".")[2]: t.num_outputs for name, t in case.loaded.adapter_targets.items()
+    }
+    fused = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+    expected = [tuple(sizes[name] for name in names) for names in (*fused, ("lm_head",))]
+    assert seen == expected
+    assert not runner.adapters.by_name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
