@@ -37,7 +37,7 @@ from splitserve_kernels.adapter_tiles import (
 from splitserve_kernels.low_rank_update import LowRankUpdate
 
 # Of adapters for trials: large enough to be seen in the logits.
-_RANDOM_RANK, _RANDOM_SCALE = 4, 0.5
+_RANDOM_SCALE = 0.5
 
 # Adds the updates of the tokens in tiles to the outputs [T, O] of a linear layer for inputs [T, I],
 # whose bias [O] is given. See `splitserve_kernels.gpu.low_rank.add_low_rank`.
@@ -144,10 +144,10 @@ class AdapterSlots:
                 self._slots[adapter] = slot, packed
             return self._slots[adapter][0]
 
-    def random_adapter(self, seed: int) -> Adapter:
+    def random_adapter(self, seed: int, rank: int = 4) -> Adapter:
         """Returns an adapter of all layers with random numbers, for trials; it has no slot yet."""
         generator = torch.Generator().manual_seed(seed)
-        rank = min(_RANDOM_RANK, self.limits.max_rank)
+        rank = min(rank, self.limits.max_rank)
 
         def random(rows: int, columns: int) -> Tensor:
             numbers = torch.randn(rows, columns, generator=generator).mul_(columns**-0.5)

@@ -10,7 +10,7 @@
 | packed matrices          | logits of the model    | decoders        | `transformers` serves  |
 | packed layers of GPUs    | dequantised weights    | decoders        | dequantised weights    |
 | draw, adjust, copy       | plain torch            | kernel_trials   | plain torch serves     |
-| updates of adapters      | plain torch            | adapters_trial  | see `choose_gpu_adding` |
+| updates of adapters      | float64                | adapters_trial  | no decoder's adapters  |
 | recorded steps and runs  | model not recorded     | runner          | steps are not recorded |
 
 `float32_trial` has the cuts of models, their tokens and the error measures of logits.
