@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
 from executor_service.device import (
     HostReservations,
+    available_host_bytes,
     choose_device,
     default_directory,
     is_out_of_memory,
@@ -190,7 +192,14 @@ def _adapters(
             raise AdapterInvalid(str(error)) from error
         return adapter
 
-    return AdapterStore(runner.adapters, read, config.max_adapters)
+    free_bytes = partial(_free_bytes, loaded.device)
+    return AdapterStore(runner.adapters, read, config.max_adapters, free_bytes)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Returns the bytes that an adapter may take on the host, and on a GPU beside all steps."""
+    host = available_host_bytes()
+    return min(host, torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else host
 
 
 def _with_adapters(info: ExecutorInfo, config: ExecutorConfig, loaded: LoadedModel) -> ExecutorInfo:

@@ -277,7 +277,9 @@ def _adapted(
 class GpuDecoderModel:
     """A decoder for GPUs with its pools, and slots for adapters. An AdaptingModel."""
 
-    def __init__(self, decoder: GpuDecoder, cache: KVCache, slots: AdapterSlots | None) -> None:
+    def __init__(
+        self, decoder: GpuDecoder, cache: KVCache, slots: AdapterSlots | None = None
+    ) -> None:
         """`slots`: those of `decoder_slots`; None if no adapters are served."""
         self._decoder = decoder
         self._cache = cache

@@ -26,6 +26,7 @@ from executor_service.model import (
     PagedModel,
     attending_with,
     takes_adapters,
+    torch_model,
 )
 from executor_service.runner import CacheConfig, RecordedModels, build_runner, compile_kernels
 from executor_service.trials import try_low_rank
@@ -40,7 +41,7 @@ from tests.unit.executor.adapters.adapted_rows import TOKENS, Served, difference
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from executor_service.decoders import gpu_decoder
+from executor_service.decoders import GpuQuantizedLinear, gpu_decoder
 from executor_service.decoders.gpu_decoder import GpuDecoder, GpuDecoderModel, decoder_slots
 from splitserve_kernels.gpu.low_rank import add_low_rank
 
@@ -64,6 +65,7 @@ BIASES: dict[str, Any] = {**ALL, "bias": "lora_only"}
 
 # Interpreted, each layer takes its time.
 ONE_LAYER: Mapping[str, Any] = {"num_hidden_layers": 1}
+EVEN: Mapping[str, Any] = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32}
 ODD: Mapping[str, Any] = {"hidden_size": 42, "num_attention_heads": 6, "head_dim": 10}
 # Architecture, overrides of its configuration, and two adapters.
 DECODED: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -192,6 +194,22 @@ def test_transformers_says_what_peft_says_when_kernels_apply_adapters(
     architecture, overrides, *options = OTHERS[name]
     case = Case(tmp_path, device, architecture, overrides, (options[0], options[1]))
     _assert_as_peft(case, Served(case.loaded, case.adapters, _transformers))
+
+
+@pytest.mark.usefixtures("_without_kernels")
+def test_decoder_adds_to_packed_matrices_what_transformers_adds(
+    tmp_path: Path, device: torch.device
+) -> None:
+    case = Case(tmp_path, device, "qwen2", {**ONE_LAYER, **EVEN}, (DORA, SOME))
+    config = ModelConfig(str(tmp_path / "model"), str(device), keeps_packed=True, rounding="int4")
+    logits = []
+    for make_model in (torch_model, _decoder):
+        loaded = replace(load_model(config), adapter_limits=LIMITS)
+        served = Served(loaded, case.adapters, make_model)
+        logits.append(served.last_logits(TEXTS[-2:], NAMES[-2:]))
+    assert isinstance(served.model, GpuDecoderModel)
+    assert isinstance(served.model._decoder._layers[0].qkv, GpuQuantizedLinear)
+    assert difference(*logits) < 10 * TOLERANCE
 
 
 def test_decoder_keeps_the_bits_of_rows_without_adapter(
