@@ -93,7 +93,7 @@ class AdaptedLinears:
         of_lines = target.is_head and self._loaded.keeps_logits
 
         def add(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-            inputs = arguments[0].reshape(-1, target.num_inputs)
+            inputs = arguments[0].reshape(-1, target.num_inputs).contiguous()
             outputs, bias = output.view(-1, target.num_outputs), self._bias(module, target)
             updates.add(layer, inputs, outputs, bias, of_lines=of_lines)
 
