@@ -174,6 +174,8 @@ class GpuDecoder:
     ) -> Tensor:
         write = _KVWrite(RotaryTables(*rotation), paged.slot_mapping, cache)
         hidden = functional.embedding(input_ids, self._embedding)  # [T, W]
+        if updates is not None:
+            updates.change_embeddings(input_ids, hidden)
         # Output not yet added to `hidden`: the next norm adds it in the same kernel.
         addend: Tensor | None = None
         for layer in range(len(self._layers)):
@@ -236,6 +238,7 @@ class GpuDecoder:
         _, last = add_rms_norm(hidden, addend, self._final_norm, self._shape.epsilon)
         logits: Tensor = self._head(last)
         if updates is not None:
+            updates.replace_head(last, logits, self._head.bias)
             head = len(self._layers) * len(_FUSED)
             updates.add(head, last, logits, self._head.bias, of_lines=True)
         return logits[:, : self._vocab_size].float()
@@ -290,13 +293,8 @@ class GpuDecoderModel:
         return self.slots is not None
 
     def prepare_adapter(self, adapter: Adapter) -> None:
-        """Gives `adapter` a slot. Raises ValueError if it changes more than linear layers."""
+        """Gives `adapter` a slot. See `AdapterSlots.prepare`."""
         assert self.slots is not None, "adapters are served"
-        if not adapter.changes_linears_only:
-            raise ValueError(
-                "the adapter changes the token embedding or replaces the output head; on a GPU this"
-                " model takes adapters of linear layers only"
-            )
         self.slots.prepare(adapter)
 
     def logits(self, batch: InputBatch) -> Tensor:

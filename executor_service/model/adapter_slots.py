@@ -4,7 +4,8 @@ Kernels find an adapter's matrices by its slot, in memory that stays where it is
 serves whatever adapters have the slots when it is replayed. The matrices themselves stay where
 loading has put them.
 
-Shape letters: T input tokens, S rows of logits, I inputs of a layer, O outputs.
+Shape letters: T input tokens, S rows of logits, n rows of one adapter, I inputs of a layer, O
+outputs, W width of the model, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from executor_service.device import IntegerArrays
 from executor_service.model.adapter import (
@@ -46,6 +49,18 @@ AddLowRank = Callable[[Tensor, Tensor, TokenTiles, SlotLinear, Tensor | None], N
 ChooseAdding = Callable[[], AddLowRank | None]
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """Rows of an adapter that changes more than linear layers.
+
+    `tokens`: [n] int64, indexes of input tokens. `lines`: the same of rows of logits.
+    """
+
+    adapter: Adapter
+    tokens: Tensor
+    lines: Tensor
+
+
 class PassUpdates:
     """What the adapters of a pass add."""
 
@@ -55,12 +70,17 @@ class PassUpdates:
         linears: Sequence[SlotLinear],
         tiles: PassTiles,
         changed: Collection[int] | None,
+        others: Sequence[AdapterRows] = (),
     ) -> None:
-        """`changed`: indexes of the layers that are changed; None for all."""
+        """`changed`: indexes of the layers that are changed; None for all.
+
+        `others`: rows of adapters that change more than linear layers.
+        """
         self._add = add
         self._linears = linears
         self._tiles = tiles
         self._changed = changed
+        self._others = others
 
     def changes(self, layer: int) -> bool:
         """Returns whether a layer may be changed."""
@@ -76,6 +96,28 @@ class PassUpdates:
         if self.changes(layer):
             tiles = self._tiles.lines if of_lines else self._tiles.tokens
             self._add(x, output, tiles, self._linears[layer], bias)
+
+    def change_embeddings(self, token_ids: Tensor, hidden: Tensor) -> None:
+        """Changes the embeddings `hidden` [T, W] of `token_ids` [T] in place."""
+        for rows in self._others:
+            ids, own = token_ids[rows.tokens], rows.adapter.own_embedding
+            changed = hidden[rows.tokens] if own is None else own[ids]
+            update = rows.adapter.embedding
+            if update is not None:
+                reduced = update.scale * update.down.T[ids].float()
+                sums = changed.float() + reduced @ update.up.float().T
+                changed = sums if update.gain is None else update.gain * sums
+            hidden[rows.tokens] = changed.to(hidden.dtype)
+
+    def replace_head(self, x: Tensor, output: Tensor, bias: Tensor | None) -> None:
+        """Computes rows of `output` [S, V] again if they have a head of their own. `x`: [S, W].
+
+        `bias`: of the model's head. Call it before `add`.
+        """
+        for rows in self._others:
+            own = rows.adapter.own_head
+            if own is not None:
+                output[rows.lines] = functional.linear(x[rows.lines], own, bias)
 
 
 class AdapterSlots:
@@ -169,14 +211,14 @@ class AdapterSlots:
     def updates_of(self, batch: InputBatch) -> PassUpdates | None:
         """Returns what adapters add in a pass; None if no token has one."""
         tiles, adapted = batch.tensors.tiles, batch.rows.adapted
-        changed: frozenset[int] | None = None
-        if tiles is None:
-            if adapted is None:
-                return None
-            tiles = self._send(batch, self.slots_of(adapted))
-            names = {name for each in adapted.adapters for name in each.updates}
-            changed = frozenset(self.layer_of[name] for name in names)
-        return PassUpdates(self._add, self.linears, tiles, changed)
+        if tiles is not None:
+            return PassUpdates(self._add, self.linears, tiles, None)
+        if adapted is None:
+            return None
+        tiles = self._send(batch, self.slots_of(adapted))
+        names = {name for each in adapted.adapters for name in each.updates}
+        changed = {self.layer_of[name] for name in names}
+        return PassUpdates(self._add, self.linears, tiles, changed, _others(batch, adapted))
 
     def _send(self, batch: InputBatch, of_token: Int32Array) -> PassTiles:
         of_line = of_token[batch.rows.logits_index]
@@ -204,3 +246,15 @@ class AdapterSlots:
     def _max_rank(self, target: Target) -> int:
         joined = JOINED_MODULES.get(target.name.rpartition(".")[2], ())
         return self.limits.max_rank * max(len(joined), 1)
+
+
+def _others(batch: InputBatch, adapted: AdaptedTokens) -> list[AdapterRows]:
+    """Returns the rows of adapters that change more than linear layers."""
+    of_token, of_line = adapted.of_token, adapted.of_token[batch.rows.logits_index]
+    found = []
+    for index, adapter in enumerate(adapted.adapters):
+        if not adapter.changes_linears_only:
+            rows = [np.flatnonzero(each == index) for each in (of_token, of_line)]
+            (tokens, lines), _ = batch.uploads.send(IntegerArrays(rows, []))
+            found.append(AdapterRows(adapter, tokens, lines))
+    return found

@@ -60,6 +60,11 @@ SOME: dict[str, Any] = {
     "target_modules": ["q_proj", "down_proj"],
 }
 HEAD: dict[str, Any] = {"r": 2, "target_modules": ["v_proj", "lm_head"]}
+# They change more than linear layers.
+HEADS: tuple[dict[str, Any], dict[str, Any]] = (
+    {"r": 2, "target_modules": ["embed_tokens", "v_proj", "lm_head"], "use_dora": True},
+    {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+)
 DORA: dict[str, Any] = {**ALL, "use_dora": True}
 BIASES: dict[str, Any] = {**ALL, "bias": "lora_only"}
 
@@ -84,12 +89,7 @@ DECODED: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]
 OTHERS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "phi3": ("phi3", {**ONE_LAYER}, ALL, {**DORA, "target_modules": ["qkv_proj", "down_proj"]}),
     "gpt2": ("gpt2", {"n_layer": 1}, {**ALL, "target_modules": ["c_attn", "c_proj"]}, DORA),
-    "heads": (
-        "llama",
-        {**ONE_LAYER, "attention_bias": True},
-        {"r": 2, "target_modules": ["embed_tokens", "v_proj", "lm_head"], "use_dora": True},
-        {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
-    ),
+    "heads": ("llama", {**ONE_LAYER, "attention_bias": True}, *HEADS),
 }
 
 
@@ -222,20 +222,6 @@ def test_decoder_keeps_the_bits_of_rows_without_adapter(
     assert not torch.equal(adapted[0], plain[0])
 
 
-@pytest.mark.parametrize(
-    "more", [{"modules_to_save": ["lm_head"]}, {"target_modules": ["q_proj", "embed_tokens"]}]
-)
-def test_decoder_refuses_adapters_that_change_more_than_linear_layers(
-    more: dict[str, Any], tmp_path: Path, device: torch.device
-) -> None:
-    case = Case(tmp_path, device, "llama", {}, (SOME, {**SOME, **more}))
-    model = Served(case.loaded, {}, _decoder).model
-    assert isinstance(model, GpuDecoderModel)
-    model.prepare_adapter(case.adapters["a@1"])
-    with pytest.raises(ValueError, match="linear layers only"):
-        model.prepare_adapter(case.adapters["b@2"])
-
-
 def test_decoder_serves_no_adapters_when_the_executor_has_no_limits(
     tmp_path: Path, device: torch.device
 ) -> None:
@@ -270,13 +256,13 @@ def test_decodes_are_replayed_when_rows_have_adapters(
 
 
 @pytest.mark.usefixtures("_without_kernels")
+@pytest.mark.parametrize("make_model", [_decoder, _transformers])
 def test_decodes_are_not_replayed_when_an_adapter_changes_more_than_linear_layers(
-    tmp_path: Path, device: torch.device, caplog: pytest.LogCaptureFixture
+    make_model: MakeModel, tmp_path: Path, device: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, _, *options = OTHERS["heads"]
-    case = Case(tmp_path, device, "llama", ONE_LAYER, (options[0], options[1]))
+    case = Case(tmp_path, device, "llama", ONE_LAYER, HEADS)
     replays = Replays(device)
-    recorded = RecordedModels(_transformers, len(TEXTS), make_recorder=lambda: replays)
+    recorded = RecordedModels(make_model, len(TEXTS), make_recorder=lambda: replays)
     served = Served(case.loaded, case.adapters, recorded.make)
     replays.count = 0
 
