@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -19,9 +20,15 @@ from executor_service.adapters import AdapterStore, read_adapter
 from executor_service.backends import TORCH, Compute, choose_compute
 from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
-from executor_service.device import HostReservations, choose_device, default_directory
+from executor_service.device import (
+    HostReservations,
+    available_host_bytes,
+    choose_device,
+    default_directory,
+    is_out_of_memory,
+)
 from executor_service.grammars import CompiledGrammars, TokenizerUnsupported, Vocabulary
-from executor_service.model import Adapter, AdaptingModel, LoadedModel
+from executor_service.model import Adapter, AdapterLimits, AdaptingModel, LoadedModel
 from executor_service.quantization import ROUNDINGS
 from executor_service.runner import (
     CacheConfig,
@@ -89,6 +96,9 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         flash_attention_3=config.flash_attn_3_from,
     )
     loaded = compute.loaded
+    if config.max_adapters > 0:
+        limits = AdapterLimits(config.max_adapters, config.max_adapter_rank)
+        loaded = replace(loaded, adapter_limits=limits)
     draft: LoadedProposer | None = None
     if config.draft_model is not None:
         draft = load_draft(
@@ -177,10 +187,19 @@ def _adapters(
         try:
             model.prepare_adapter(adapter)
         except (ValueError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
             raise AdapterInvalid(str(error)) from error
         return adapter
 
-    return AdapterStore(runner.adapters, read, config.max_adapters)
+    free_bytes = partial(_free_bytes, loaded.device)
+    return AdapterStore(runner.adapters, read, config.max_adapters, free_bytes)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Returns the bytes that an adapter may take on the host, and on a GPU beside all steps."""
+    host = available_host_bytes()
+    return min(host, torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else host
 
 
 def _with_adapters(info: ExecutorInfo, config: ExecutorConfig, loaded: LoadedModel) -> ExecutorInfo:

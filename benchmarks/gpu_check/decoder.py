@@ -23,7 +23,6 @@ from benchmarks.gpu_check.sizes import Rows, Sizes
 from benchmarks.gpu_check.steps import make_step, num_blocks_of
 from benchmarks.gpu_check.work import ModelWork
 from executor_service.backends import Compute, choose_gpu_attention
-from executor_service.decoders import DecoderModel
 from executor_service.device import KVCache
 from executor_service.model import attending_with, build_input_batch, unbind
 from splitserve_kernels.gpu.launch import why_unavailable
@@ -40,7 +39,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
 
 
 def _measure(sizes: Sizes) -> Iterator[Measurement]:
-    from executor_service.decoders.gpu_decoder import build_gpu_decoder
+    from executor_service.decoders.gpu_decoder import GpuDecoderModel, build_gpu_decoder
 
     release_models()
     name = sizes.small_model.name
@@ -56,7 +55,7 @@ def _measure(sizes: Sizes) -> Iterator[Measurement]:
     expected, their_times = _logits(theirs, sizes), _step_times(theirs, sizes)
     unbind(loaded.attention_modules)
     decoder = build_gpu_decoder(loaded, chosen.backend, chosen.block_size)
-    ours = replace(theirs, make_model=lambda _loaded, cache: DecoderModel(decoder, cache))
+    ours = replace(theirs, make_model=lambda _loaded, cache: GpuDecoderModel(decoder, cache))
     error = _median_error(_logits(ours, sizes), expected)
     aim = f"at most {_TOLERANCE:g}"
     yield Measurement(f"{name}, logits beside theirs", error, "error", aim, error <= _TOLERANCE)

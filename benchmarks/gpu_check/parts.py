@@ -80,6 +80,7 @@ PARTS = (
     Part("shapes", "heads of 64 to 512, windows, float8 (F16, F18)", "shapes", 150),
     Part("tiles", "other sizes of attention's tiles (F5)", "tiles", 130),
     Part("quantized", "products with packed weights beside those of cuBLAS", "quantized", 130),
+    Part("adapters", "updates of adapters: right? what they add to a step", "adapters", 170),
     Part("packed", "8B with matrices in 4 bits", "whole_models", 150, "packed_cases"),
     Part("decoder", "our decoder beside that of transformers", "decoder", 90),
     Part("tests", "the tests of kernels", "kernel_tests", 400),

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from executor_service.adapters.targets import short_name
-from executor_service.model import LoadedModel, Target
+from executor_service.model import JOINED_MODULES, LoadedModel, Target
 from splitserve_adapters import AdapterInvalid
 from splitserve_kernels.low_rank_update import LowRankUpdate
 
-_JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 # Outputs of which the product of both matrices is computed at once, for norms.
 _OUTPUTS_AT_ONCE = 1024
 
@@ -86,7 +85,7 @@ class Places:
     def _of_joined(self, target: Target) -> Iterator[tuple[str, tuple[Place, ...]]]:
         name = short_name(target.name)
         parent, _, last = name.rpartition(".")
-        for joined, parts in _JOINED.items():
+        for joined, parts in JOINED_MODULES.items():
             if last == parts[0]:
                 found = [self._sibling(target, each) for each in parts]
                 targets = [each for each in found if each is not None]

@@ -6,7 +6,8 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from executor_service.device import available_host_bytes
+from executor_service.device import available_host_bytes, is_out_of_memory
+from executor_service.errors import one_line
 from executor_service.model import Adapter, LoadedAdapters
 from splitserve_contract import DomainError
 
@@ -60,9 +61,19 @@ class AdapterStore:
             )
 
     def load(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Loads an adapter from the contents of its files. Blocks. Raises AdapterInvalid."""
+        """Loads an adapter from the contents of its files. Blocks.
+
+        Raises AdapterInvalid, and DomainError(ADAPTERS_FULL) if the device has no memory for it.
+        """
         begun_s = time.monotonic()
-        adapter = self._read(name, files)
+        try:
+            adapter = self._read(name, files)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise DomainError(
+                "ADAPTERS_FULL", f"no memory for {name}: {one_line(error)}"
+            ) from error
         self._loaded.by_name = {**self._loaded.by_name, name: adapter}
         _log.info(
             "adapter_loaded name=%s num_bytes=%d took_ms=%.0f",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,13 +38,13 @@ from executor_service.backends.compute import (
     log_not_used,
 )
 from executor_service.backends.gpu_kernels import (
+    choose_gpu_adding,
     choose_gpu_adjust,
     choose_gpu_copy,
     choose_gpu_draw,
     static_draw_of,
 )
 from executor_service.decoders import (
-    DecoderModel,
     NativePagedModel,
     build_native_model,
     pack_linears,
@@ -55,6 +56,7 @@ from executor_service.decoders import (
 from executor_service.device import KVCache, release_cached_memory, release_freed_memory
 from executor_service.errors import BackendUnavailable, TrialFailed, one_line
 from executor_service.model import (
+    ChooseAdding,
     LayerKind,
     LoadedModel,
     PagedModel,
@@ -363,9 +365,10 @@ def compute_on_gpu(
     """
     chosen = choose_gpu_attention(loaded, only, block_size, gpu_candidates(flash_attention_3))
     draw = choose_gpu_draw(loaded.vocab_size, loaded.device)
+    choose_adding = cache(partial(choose_gpu_adding, loaded.dtype, loaded.device))
     compute = Compute(
         loaded,
-        attending_with(chosen.backend),
+        attending_with(chosen.backend, choose_adding),
         f"{chosen.name} attention",
         chosen.block_size,
         draw,
@@ -378,7 +381,7 @@ def compute_on_gpu(
     if reason is None:
         decoder = _gpu_decoder(loaded, chosen)
         if not isinstance(decoder, str):
-            return _with_decoder(compute, decoder)
+            return _with_decoder(compute, decoder, choose_adding)
         # Memory need not hold the model twice. (The error no longer references its parts either.)
         release_weights(loaded.model)
         release_cached_memory(loaded.device)
@@ -411,11 +414,16 @@ def _gpu_decoder(loaded: LoadedModel, chosen: GpuAttention) -> GpuDecoder | str:
         return log_decoder_refused("gpu", loaded, error, PRICE_OF_NO_GPU_DECODER)
 
 
-def _with_decoder(compute: Compute, decoder: GpuDecoder) -> Compute:
+def _with_decoder(compute: Compute, decoder: GpuDecoder, choose_adding: ChooseAdding) -> Compute:
+    from executor_service.decoders.gpu_decoder import GpuDecoderModel, decoder_slots
+
+    def make_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
+        return GpuDecoderModel(decoder, cache, decoder_slots(loaded, choose_adding))
+
     return replace(
         compute,
         loaded=replace(compute.loaded, weights_bytes=decoder.num_bytes),
-        make_model=lambda _loaded, cache: DecoderModel(decoder, cache),
+        make_model=make_model,
         description=f"GPU decoder, {compute.description}",
     )
 

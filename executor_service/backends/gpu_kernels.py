@@ -13,6 +13,7 @@ import torch
 
 from executor_service.device import CopyBlocks, copy_in_torch
 from executor_service.errors import TrialFailed
+from executor_service.model import AddLowRank
 from executor_service.sampling import (
     Adjust,
     Draw,
@@ -20,7 +21,7 @@ from executor_service.sampling import (
     adjust_in_torch,
     draw_unseen_in_torch,
 )
-from executor_service.trials import trial_failures, try_adjust, try_copy, try_draw
+from executor_service.trials import trial_failures, try_adjust, try_copy, try_draw, try_low_rank
 
 _log = logging.getLogger(__name__)
 _Kernel = TypeVar("_Kernel")
@@ -79,6 +80,24 @@ def choose_gpu_copy(device: torch.device) -> CopyBlocks:
 
     in_torch: CopyBlocks = copy_in_torch
     return tried_kernel("block_copy", make, lambda copy: try_copy(copy, device), in_torch)
+
+
+def choose_gpu_adding(dtype: torch.dtype, device: torch.device) -> AddLowRank | None:
+    """Returns the Triton kernels for adapters; None if they compute something else.
+
+    Models of `transformers` then apply adapters in plain torch, and the GPU decoder takes none.
+    """
+
+    def make() -> AddLowRank | None:
+        from splitserve_kernels.gpu.low_rank import add_low_rank
+
+        return add_low_rank
+
+    def trial(add: AddLowRank | None) -> None:
+        assert add is not None, "it was made"
+        try_low_rank(add, dtype, device)
+
+    return tried_kernel("adapters", make, trial, None)
 
 
 def tried_kernel(

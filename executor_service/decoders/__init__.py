@@ -6,7 +6,6 @@ from executor_service.decoders.cpu_decoder import (
     build_native_model,
     why_not_native,
 )
-from executor_service.decoders.decoder import DecoderModel
 from executor_service.decoders.gpu_linears import (
     GpuLinears,
     GpuQuantizedLinear,
@@ -28,7 +27,6 @@ from executor_service.decoders.packed_linears import (
 )
 
 __all__ = [
-    "DecoderModel",
     "GpuLinears",
     "GpuQuantizedLinear",
     "NativeModel",

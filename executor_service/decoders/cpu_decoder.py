@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from executor_service.decoders.decoder import try_decoder
 from executor_service.decoders.llama_config import (
+    HEAD,
+    LAYER_MATRICES,
     decoder_shape,
     linear_weights,
     release_weights,
@@ -53,18 +55,6 @@ _log = logging.getLogger(__name__)
 
 # Positions by which the table of the rotary embedding grows.
 _ROTATION_STEP = 4096
-
-_HEAD = "lm_head"
-# Names of the matrices of a layer, in the order of the fields of LayerUpdates.
-_LAYER_MATRICES = (
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.o_proj",
-    "mlp.gate_proj",
-    "mlp.up_proj",
-    "mlp.down_proj",
-)
 
 
 def why_not_native(loaded: LoadedModel) -> str | None:
@@ -250,10 +240,10 @@ class NativeModel:
     def _adapter_weights(self, adapter: Adapter) -> AdapterWeights:
         updates = dict(adapter.updates)
         layers = [
-            LayerUpdates(*(updates.pop(f"model.layers.{i}.{m}", None) for m in _LAYER_MATRICES))
+            LayerUpdates(*(updates.pop(f"model.layers.{i}.{m}", None) for m in LAYER_MATRICES))
             for i in range(len(self._loaded.layers))
         ]
-        head = updates.pop(_HEAD, None)
+        head = updates.pop(HEAD, None)
         if updates:
             raise ValueError(f"the decoder has no {next(iter(updates))}")
         own_embedding, own_head = adapter.own_embedding, adapter.own_head
@@ -330,6 +320,9 @@ class NativePagedModel:
     def can_run(self) -> bool:
         # Revealed states go through Python after each pass.
         return self._revealed is None
+
+    def can_run_adapted(self, adapters: Collection[Adapter]) -> bool:
+        return True
 
     def decode_run(self, batch: InputBatch, rows: RunRows) -> Tensor:
         return torch.from_numpy(self._native.run_on(batch.rows, rows, self._cache))

@@ -26,7 +26,6 @@ from executor_service.device import KVCache, release_freed_memory
 from executor_service.errors import OutOfMemory, TrialFailed
 from executor_service.model import (
     SCRATCH_BLOCK_SIZE,
-    InputBatch,
     LoadedModel,
     num_scratch_blocks,
     probe_attention,
@@ -235,19 +234,6 @@ def _run_decoder(loaded: LoadedModel, run: _Run, question: TrialTokens, block_si
         return run(input_ids, positions, batch, index, cache)
 
     return run_in_steps(question.tokens, forward, block_size, question.starts)
-
-
-class DecoderModel:
-    """A Decoder with its pools. A PagedModel."""
-
-    def __init__(self, decoder: Decoder, cache: KVCache) -> None:
-        self._decoder = decoder
-        self._cache = cache
-
-    def logits(self, batch: InputBatch) -> Tensor:
-        return self._decoder.run(
-            batch.input_ids[0], batch.position_ids[0], batch.paged, batch.logits_index, self._cache
-        )
 
 
 # -- Configuration fields that a model's code reads ------------------------------------------------

@@ -22,6 +22,8 @@ from torch.nn import functional
 from executor_service.decoders.decoder import try_decoder
 from executor_service.decoders.gpu_linears import GpuLinear, GpuLinears, GpuQuantizedLinear
 from executor_service.decoders.llama_config import (
+    HEAD,
+    LAYER_MATRICES,
     decoder_shape,
     linear_weights,
     release_weights,
@@ -29,7 +31,14 @@ from executor_service.decoders.llama_config import (
     take_layers,
 )
 from executor_service.device import KVCache, release_cached_memory
-from executor_service.model import LoadedModel
+from executor_service.model import (
+    Adapter,
+    AdapterSlots,
+    ChooseAdding,
+    InputBatch,
+    LoadedModel,
+    PassUpdates,
+)
 from executor_service.trials import try_rotary_write
 from splitserve_kernels import reference
 from splitserve_kernels.decoder_inputs import LayerWeights
@@ -64,6 +73,11 @@ def build_gpu_decoder(
     # Torch would keep the model's freed memory cached.
     release_cached_memory(loaded.device)
     return decoder
+
+
+# Matrices of a layer that are multiplied as one, as indexes of LAYER_MATRICES.
+_FUSED = ((0, 1, 2), (3,), (4, 5), (6,))
+_QKV, _ATTENTION_OUTPUT, _GATE_UP, _DOWN = range(len(_FUSED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +152,16 @@ class GpuDecoder:
         return num_packed + sum(plain.values())
 
     def run(
-        self, input_ids: Tensor, positions: Tensor, paged: PagedBatch, index: Tensor, cache: KVCache
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        paged: PagedBatch,
+        index: Tensor,
+        cache: KVCache,
+        updates: PassUpdates | None = None,
     ) -> Tensor:
         rotation = self._rotation_at(positions)
-        return self.run_with_rotation(input_ids, rotation, paged, index, cache)
+        return self.run_with_rotation(input_ids, rotation, paged, index, cache, updates)
 
     def run_with_rotation(
         self,
@@ -150,20 +170,28 @@ class GpuDecoder:
         paged: PagedBatch,
         index: Tensor,
         cache: KVCache,
+        updates: PassUpdates | None = None,
     ) -> Tensor:
         write = _KVWrite(RotaryTables(*rotation), paged.slot_mapping, cache)
         hidden = functional.embedding(input_ids, self._embedding)  # [T, W]
+        if updates is not None:
+            updates.change_embeddings(input_ids, hidden)
         # Output not yet added to `hidden`: the next norm adds it in the same kernel.
         addend: Tensor | None = None
         for layer in range(len(self._layers)):
-            hidden, query = self._before_attention(layer, hidden, addend, write)
+            hidden, query = self._before_attention(layer, hidden, addend, write, updates)
             attended = self._attend(layer, query, paged, cache)
-            hidden, addend = self._after_attention(layer, hidden, attended)
+            hidden, addend = self._after_attention(layer, hidden, attended, updates)
         assert addend is not None, "a model has layers"
-        return self._read_out(hidden[index], addend[index])
+        return self._read_out(hidden[index], addend[index], updates)
 
     def _before_attention(
-        self, layer: int, hidden: Tensor, addend: Tensor | None, write: _KVWrite
+        self,
+        layer: int,
+        hidden: Tensor,
+        addend: Tensor | None,
+        write: _KVWrite,
+        updates: PassUpdates | None,
     ) -> tuple[Tensor, Tensor]:
         """Writes keys and values of `layer`, and returns the query.
 
@@ -175,7 +203,8 @@ class GpuDecoder:
             normed = rms_norm(hidden, parts.input_norm, shape.epsilon)
         else:
             hidden, normed = add_rms_norm(hidden, addend, parts.input_norm, shape.epsilon)
-        heads = parts.qkv(normed).view(len(hidden), -1, shape.head_dim)  # [T, H + 2G, D]
+        qkv = _adapted(parts.qkv, normed, updates, layer, _QKV)
+        heads = qkv.view(len(hidden), -1, shape.head_dim)  # [T, H + 2G, D]
         turned, value = torch.split(heads, [num_heads + num_kv_heads, num_kv_heads], dim=1)
         if parts.head_norms is not None:
             turned = rms_norm(turned, parts.head_norms, shape.epsilon)
@@ -190,7 +219,7 @@ class GpuDecoder:
         return self._backend.paged_attention(query, key_pool, value_pool, paged, options, scales)
 
     def _after_attention(
-        self, layer: int, hidden: Tensor, attended: Tensor
+        self, layer: int, hidden: Tensor, attended: Tensor, updates: PassUpdates | None
     ) -> tuple[Tensor, Tensor]:
         """Computes the rest of a layer after attention.
 
@@ -198,15 +227,21 @@ class GpuDecoder:
         each.
         """
         parts = self._layers[layer]
-        addend = parts.attention_output(attended.flatten(1))
+        attended = attended.flatten(1)
+        addend = _adapted(parts.attention_output, attended, updates, layer, _ATTENTION_OUTPUT)
         hidden, normed = add_rms_norm(hidden, addend, parts.mlp_norm, self._shape.epsilon)
-        return hidden, parts.down(gated_product(parts.gate_up(normed)))
+        product = gated_product(_adapted(parts.gate_up, normed, updates, layer, _GATE_UP))
+        return hidden, _adapted(parts.down, product, updates, layer, _DOWN)
 
-    def _read_out(self, hidden: Tensor, addend: Tensor) -> Tensor:
+    def _read_out(self, hidden: Tensor, addend: Tensor, updates: PassUpdates | None) -> Tensor:
         """Returns logits, [S, V] float32, of `hidden` plus `addend`, [S, W] each."""
         _, last = add_rms_norm(hidden, addend, self._final_norm, self._shape.epsilon)
-        logits: Tensor = self._head(last)[:, : self._vocab_size]
-        return logits.float()
+        logits: Tensor = self._head(last)
+        if updates is not None:
+            updates.replace_head(last, logits, self._head.bias)
+            head = len(self._layers) * len(_FUSED)
+            updates.add(head, last, logits, self._head.bias, of_lines=True)
+        return logits[:, : self._vocab_size].float()
 
     def _rotation_at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         # Only unused positions exceed the tables; clamping avoids an access outside of them.
@@ -230,3 +265,66 @@ class GpuDecoder:
             return None
         query = layer.query_norm.detach().expand(self._shape.num_heads, -1)
         return torch.cat([query, layer.key_norm.detach().expand(self._shape.num_kv_heads, -1)])
+
+
+def _adapted(
+    linear: GpuLinear, x: Tensor, updates: PassUpdates | None, layer: int, fused: int
+) -> Tensor:
+    """Multiplies `x` with a matrix, `fused` of `layer`, and adds what adapters add."""
+    output: Tensor = linear(x)
+    if updates is not None:
+        updates.add(layer * len(_FUSED) + fused, x, output, linear.bias)
+    return output
+
+
+class GpuDecoderModel:
+    """A decoder for GPUs with its pools, and slots for adapters. An AdaptingModel."""
+
+    def __init__(
+        self, decoder: GpuDecoder, cache: KVCache, slots: AdapterSlots | None = None
+    ) -> None:
+        """`slots`: those of `decoder_slots`; None if no adapters are served."""
+        self._decoder = decoder
+        self._cache = cache
+        self.slots = slots
+
+    @property
+    def takes_adapters(self) -> bool:
+        return self.slots is not None
+
+    def prepare_adapter(self, adapter: Adapter) -> None:
+        """Gives `adapter` a slot. See `AdapterSlots.prepare`."""
+        assert self.slots is not None, "adapters are served"
+        self.slots.prepare(adapter)
+
+    def logits(self, batch: InputBatch) -> Tensor:
+        updates = None if self.slots is None else self.slots.updates_of(batch)
+        return self._decoder.run(
+            batch.input_ids[0],
+            batch.position_ids[0],
+            batch.paged,
+            batch.logits_index,
+            self._cache,
+            updates,
+        )
+
+
+def decoder_slots(loaded: LoadedModel, choose_adding: ChooseAdding) -> AdapterSlots | None:
+    """Returns slots for adapters of a decoder of `loaded`.
+
+    Returns None if none are served, or if there are no kernels for them.
+    """
+    names = [
+        [f"model.layers.{i}.{LAYER_MATRICES[each]}" for each in fused]
+        for i in range(len(loaded.layers))
+        for fused in _FUSED
+    ]
+    names.append([HEAD])
+    targets, limits = loaded.adapter_targets, loaded.adapter_limits
+    if limits is None or not all(name in targets for parts in names for name in parts):
+        return None
+    add = choose_adding()
+    if add is None:
+        return None
+    layers = [[targets[name] for name in parts] for parts in names]
+    return AdapterSlots(layers, limits, loaded.device, loaded.dtype, add)

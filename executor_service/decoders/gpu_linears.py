@@ -70,6 +70,7 @@ class GpuQuantizedLinear(nn.Module):
         self.in_features = in_features
         self.out_features = sum(sizes)
         self._parts = tuple(parts)
+        self.bias = bias
         self._biases = [None] * len(parts) if bias is None else list(torch.split(bias, sizes))
 
     @property

@@ -235,6 +235,17 @@ def _fields_of_others() -> frozenset[str]:
 # parts; a trial of the decoder comes after that. The reasons are in
 # docs/adr/0009-decoder-eligibility.md.
 
+HEAD = "lm_head"
+# Names of the matrices of a layer, in the order of the fields of LayerUpdates.
+LAYER_MATRICES = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
 _LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _HEAD_NORMS = {"q_norm", "k_norm"}

@@ -2,17 +2,26 @@
 
 from executor_service.model.adapted_experts import computes_alike, is_row_by_row
 from executor_service.model.adapter import (
+    JOINED_MODULES,
     AdaptedTokens,
     Adapter,
+    AdapterLimits,
     BaseTensor,
     ExpertsUpdate,
     LoadedAdapters,
     Target,
 )
+from executor_service.model.adapter_slots import (
+    AdapterSlots,
+    AddLowRank,
+    ChooseAdding,
+    PassUpdates,
+)
 from executor_service.model.input_batch import (
     InputBatch,
     PassRows,
     PassTensors,
+    PassTiles,
     Readout,
     build_input_batch,
     fill_in,
@@ -37,9 +46,11 @@ from executor_service.model.paged_model import (
     PagedModel,
     RevealingModel,
     RunningModel,
+    SlottedModel,
     TakeStates,
     TransformersModel,
     attending_with,
+    slots_of,
     takes_adapters,
     torch_model,
 )
@@ -75,11 +86,16 @@ from executor_service.model.transformers_attention import (
 
 __all__ = [
     "IMPLEMENTATION_NAME",
+    "JOINED_MODULES",
     "SCRATCH_BLOCK_SIZE",
     "AdaptedTokens",
     "Adapter",
+    "AdapterLimits",
+    "AdapterSlots",
     "AdaptingModel",
+    "AddLowRank",
     "BaseTensor",
+    "ChooseAdding",
     "ExpectedLogits",
     "ExpertsUpdate",
     "InputBatch",
@@ -91,6 +107,8 @@ __all__ = [
     "PagedModel",
     "PassRows",
     "PassTensors",
+    "PassTiles",
+    "PassUpdates",
     "QuantizedEmbedding",
     "QuantizedLayer",
     "QuantizedLinear",
@@ -98,6 +116,7 @@ __all__ = [
     "RevealingModel",
     "RunningModel",
     "SeparateExperts",
+    "SlottedModel",
     "TakeStates",
     "Target",
     "TransformersModel",
@@ -128,6 +147,7 @@ __all__ = [
     "run_in_steps",
     "send_rows",
     "show_progress",
+    "slots_of",
     "takes_adapters",
     "torch_model",
     "unbind",

@@ -1,11 +1,11 @@
 """Adapters in a model that `transformers` runs: additions to the outputs of its layers.
 
-Layers that apply adapters themselves (AdaptingLinear) do so, and the bits of a row do not depend on
-other rows. Elsewhere, the rows of one adapter are multiplied apart from all others, in float32. A
-product of a few rows may be summed in another order than one of many, so the last bits of a row's
-result can depend on how many tokens of the same adapter a pass has. Rows without an adapter keep
-all their bits, except that experts that are not packed are computed by other code
-(adapted_experts.py).
+Layers that apply adapters themselves (AdaptingLinear) do so, and on a GPU, kernels add the updates
+of linear layers: the bits of a row do not depend on other rows. Elsewhere, the rows of one adapter
+are multiplied apart from all others, in float32. A product of a few rows may be summed in another
+order than one of many, so the last bits of a row's result can depend on how many tokens of the same
+adapter a pass has. Rows without an adapter keep all their bits, except that experts that are not
+packed are computed by other code (adapted_experts.py).
 
 Shape letters: I inputs of a layer, O outputs, r rank, n rows of one adapter, T input tokens, S rows
 of logits.
@@ -13,7 +13,7 @@ of logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,6 +32,7 @@ from executor_service.model.adapted_experts import (
     router_weight,
 )
 from executor_service.model.adapter import AdaptedTokens, Adapter, AdaptingLinear, Target
+from executor_service.model.adapter_slots import AdapterSlots, ChooseAdding, PassUpdates
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.separate_experts import EXPERT_MATRICES
@@ -65,9 +66,10 @@ class _Change:
 class AdaptedLinears:
     """Changes what the layers of a model compute, in passes with adapters only."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        """Changes nothing yet."""
+    def __init__(self, loaded: LoadedModel, slots: AdapterSlots | None = None) -> None:
+        """Changes nothing yet. `slots`: for kernels that add updates; None for plain torch."""
         self._loaded = loaded
+        self._slots = slots
         self._biases: dict[str, Tensor] = {}
         self._prepared: WeakKeyDictionary[Adapter, Mapping[str, Any]] = WeakKeyDictionary()
 
@@ -75,21 +77,25 @@ class AdaptedLinears:
     def applied(self, batch: InputBatch) -> Iterator[None]:
         """Inside, the model computes `batch` with the adapters of its tokens."""
         adapted = batch.rows.adapted
-        if adapted is None:
+        updates = None if self._slots is None else self._slots.updates_of(batch)
+        if adapted is None and updates is None:
             yield
             return
-        rows = self._rows(batch, adapted)
-        replaced = self._experts(adapted)
+        rows: list[_Rows] = []
+        replaced: list[tuple[Any, Callable[..., Tensor]]] = []
+        if adapted is not None and not self.is_all_in_slots(adapted.adapters):
+            rows, replaced = self._rows(batch, adapted), self._experts(adapted)
         with ExitStack() as restored:
             for target in self._loaded.adapter_targets.values():
-                changes = [] if target.num_experts else _changes(target, rows)
+                hook = self._adding_hook(target, updates, rows)
+                changes = [] if hook or target.num_experts else _changes(target, rows)
                 if changes and target.name in self._adapting:
                     replaced.append((self._adapting[target.name], self._forward(target, changes)))
                 elif changes:
+                    hook = (self._router_hook if target.is_router else self._hook)(target, changes)
+                if hook is not None:
                     module = self._loaded.model.get_submodule(target.name)
-                    hook = self._router_hook if target.is_router else self._hook
-                    handle = module.register_forward_hook(hook(target, changes))
-                    restored.callback(handle.remove)
+                    restored.callback(module.register_forward_hook(hook).remove)
             for changed, forward in replaced:
                 changed.forward = forward
                 restored.callback(delattr, changed, "forward")
@@ -155,6 +161,34 @@ class AdaptedLinears:
                 experts = AdaptedExperts(module, number, changes, of_token)
                 replaced.append((module, experts.forward))
         return replaced
+
+    def is_all_in_slots(self, adapters: Iterable[Adapter]) -> bool:
+        """Returns whether kernels add all that `adapters` change."""
+        return self._slots is not None and all(each.changes_linears_only for each in adapters)
+
+    def _adding_hook(
+        self, target: Target, updates: PassUpdates | None, rows: Sequence[_Rows]
+    ) -> _Hook | None:
+        """Returns what adds the updates of a layer by kernels; None if they do not change it."""
+        if self._slots is None or updates is None:
+            return None
+        layer = self._slots.layer_of.get(target.name)
+        if layer is None or not updates.changes(layer):
+            return None
+        if target.is_head and any(each.adapter.own_head is not None for each in rows):
+            return None
+        return self._adding(target, updates, layer)
+
+    def _adding(self, target: Target, updates: PassUpdates, layer: int) -> _Hook:
+        """Returns what adds the updates of a layer to its outputs, by kernels."""
+        of_lines = target.is_head and self._loaded.keeps_logits
+
+        def add(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+            inputs = arguments[0].reshape(-1, target.num_inputs).contiguous()
+            outputs, bias = output.view(-1, target.num_outputs), self._bias(module, target)
+            updates.add(layer, inputs, outputs, bias, of_lines=of_lines)
+
+        return add
 
     def _rows(self, batch: InputBatch, adapted: AdaptedTokens) -> list[_Rows]:
         device = self._loaded.device
@@ -287,3 +321,27 @@ def _rank_by_rank(update: LowRankUpdate, reduced: Tensor) -> Tensor:
     for rank, up in enumerate(update.up.float().T):
         added += reduced[:, rank : rank + 1] * up
     return update.scale * added
+
+
+def linear_slots(loaded: LoadedModel, choose_adding: ChooseAdding) -> AdapterSlots | None:
+    """Returns slots for adapters of all linear layers of `loaded`.
+
+    Returns None if none are served, or if there are no kernels for them.
+    """
+    limits = loaded.adapter_limits
+    add = choose_adding() if limits is not None and loaded.adapter_targets else None
+    if limits is None or add is None:
+        return None
+    layers = [
+        [target]
+        for target in loaded.adapter_targets.values()
+        if not (target.is_embedding or target.is_router or target.num_experts)
+        and _has_dtype(loaded, target)
+    ]
+    return AdapterSlots(layers, limits, loaded.device, loaded.dtype, add)
+
+
+def _has_dtype(loaded: LoadedModel, target: Target) -> bool:
+    """Returns whether a layer computes in the model's dtype, as the matrices of adapters do."""
+    weight = getattr(loaded.model.get_submodule(target.name), "weight", None)
+    return not isinstance(weight, Tensor) or weight.dtype == loaded.dtype

@@ -41,6 +41,21 @@ class Target:
         return self.name.rpartition(".")[0] if self.num_experts else self.name
 
 
+# Layers that a model may have joined where an adapter has separate ones.
+JOINED_MODULES = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """Limits of loaded adapters. `max_num`: adapters at once. `max_rank`: of one module."""
+
+    max_num: int
+    max_rank: int
+
+
 # Returns a tensor of the base model by its name there, as in its checkpoint and in the model's
 # dtype, on the CPU; None if the checkpoint has none of this name. Weights of linear layers are
 # [O, I]. Reads the file each time.
@@ -82,6 +97,12 @@ class Adapter:
     own_head: Tensor | None = None
     num_bytes: int = 0
     experts: Mapping[str, ExpertsUpdate] = field(default_factory=dict)
+
+    @property
+    def changes_linears_only(self) -> bool:
+        """Whether all changes are `updates`."""
+        others = (self.embedding, self.own_embedding, self.own_head)
+        return not self.experts and all(each is None for each in others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from torch import Tensor
 from executor_service.device import IntegerArrays, ResidentRows, SampledTokens, Uploads, streams_of
 from executor_service.model.adapter import AdaptedTokens, Adapter
 from executor_service.steps import BoolArray, Int32Array, Int64Array, StepInput
+from splitserve_kernels.adapter_tiles import TokenTiles
 from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.paged_batch import (
     PagedBatch,
@@ -88,16 +89,26 @@ class PassRows:
 
 
 @dataclass(frozen=True, slots=True)
+class PassTiles:
+    """Tiles of tokens that have an adapter. `tokens`: input tokens. `lines`: rows of logits."""
+
+    tokens: TokenTiles
+    lines: TokenTiles
+
+
+@dataclass(frozen=True, slots=True)
 class PassTensors:
     """Tensors that a model gets. `input_ids`, `position_ids`: [1, T] int64.
 
-    `logits_index`: [S + P] int64, indexes of the input tokens whose logits are wanted.
+    `logits_index`: [S + P] int64, indexes of the input tokens whose logits are wanted. `tiles`: of
+    a recording whose tokens may have adapters; None otherwise.
     """
 
     input_ids: Tensor
     position_ids: Tensor
     paged: PagedBatch
     logits_index: Tensor
+    tiles: PassTiles | None = None
 
 
 class InputBatch:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from executor_service.device import LayerShape
 from executor_service.errors import ModelUnsupported
-from executor_service.model.adapter import BaseTensor, Target, no_base_tensor
+from executor_service.model.adapter import AdapterLimits, BaseTensor, Target, no_base_tensor
 from executor_service.model.rope_scaling import scaled_positions
 from executor_service.steps import DefaultSampling, TokenizerFile
 from splitserve_kernels.paged_batch import AttentionOptions, KVScales
@@ -48,7 +48,8 @@ class LoadedModel:
     replacement of the model must reproduce; None once the choice of a replacement is final.
     `default_sampling`: recommendation of the model's authors. `quantization`: format in which the
     checkpoint has its weights quantised; None for plain ones. `adapter_targets`: layers that an
-    adapter may change, by name. `base_tensor`: reads the checkpoint.
+    adapter may change, by name. `adapter_limits`: of loaded adapters; None if none are served, or
+    without limits. `base_tensor`: reads the checkpoint.
     """
 
     model: nn.Module
@@ -73,6 +74,7 @@ class LoadedModel:
     default_sampling: DefaultSampling = field(default_factory=DefaultSampling)
     quantization: str | None = None
     adapter_targets: Mapping[str, Target] = field(default_factory=dict)
+    adapter_limits: AdapterLimits | None = None
     base_tensor: BaseTensor = no_base_tensor
 
     @property

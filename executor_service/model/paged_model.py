@@ -6,7 +6,7 @@ V vocabulary, T input tokens, W width of the model, K places between layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from executor_service.device import KVCache
 from executor_service.errors import ModelUnsupported
-from executor_service.model.adapted_linears import AdaptedLinears
+from executor_service.model.adapted_linears import AdaptedLinears, linear_slots
 from executor_service.model.adapter import Adapter
+from executor_service.model.adapter_slots import AdapterSlots, ChooseAdding
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.transformers_attention import StepContext, bind
@@ -42,6 +43,10 @@ class RunningModel(PagedModel, Protocol):
     @property
     def can_run(self) -> bool:
         """Whether `decode_run` may be called."""
+        ...
+
+    def can_run_adapted(self, adapters: Collection[Adapter]) -> bool:
+        """Returns whether rows of `decode_run` may have these adapters."""
         ...
 
     def decode_run(self, batch: InputBatch, rows: RunRows) -> Tensor:
@@ -96,6 +101,24 @@ class AdaptingModel(PagedModel, Protocol):
         ...
 
 
+@runtime_checkable
+class SlottedModel(AdaptingModel, Protocol):
+    """AdaptingModel whose adapters have slots: a recorded pass serves any of them.
+
+    That is said of adapters that change linear layers only.
+    """
+
+    @property
+    def slots(self) -> AdapterSlots | None:
+        """Slots of adapters; None if there are none."""
+        ...
+
+
+def slots_of(model: PagedModel) -> AdapterSlots | None:
+    """Returns the slots of a model's adapters; None if there are none."""
+    return model.slots if isinstance(model, SlottedModel) else None
+
+
 def takes_adapters(model: PagedModel) -> bool:
     """Returns whether tokens of a batch for `model` may have adapters."""
     return isinstance(model, AdaptingModel) and model.takes_adapters
@@ -104,12 +127,22 @@ def takes_adapters(model: PagedModel) -> bool:
 class TransformersModel:
     """A model of `transformers` with paged attention. A RevealingModel and an AdaptingModel."""
 
-    def __init__(self, loaded: LoadedModel, cache: KVCache, backend: AttentionBackend) -> None:
-        """Binds the attention modules of `loaded` to `cache`."""
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        cache: KVCache,
+        backend: AttentionBackend,
+        slots: AdapterSlots | None = None,
+    ) -> None:
+        """Binds the attention modules of `loaded` to `cache`.
+
+        `slots`: those of `linear_slots`, where kernels apply adapters; None for plain torch.
+        """
+        self.slots = slots
         self._loaded = loaded
         self._context = StepContext(cache, backend, loaded.attention_modules)
         bind(loaded.attention_modules, self._context)
-        self._adapted = AdaptedLinears(loaded)
+        self._adapted = AdaptedLinears(loaded, slots)
         self._revealed: tuple[LayerStates, TakeStates] | None = None
 
     @property
@@ -117,7 +150,10 @@ class TransformersModel:
         return bool(self._loaded.adapter_targets)
 
     def prepare_adapter(self, adapter: Adapter) -> None:
-        self._adapted.prepare(adapter)
+        if self.slots is None:
+            self._adapted.prepare(adapter)
+        else:
+            self.slots.prepare(adapter)
 
     def logits(self, batch: InputBatch) -> Tensor:
         self._context.begin_forward(batch.paged)
@@ -156,9 +192,18 @@ def torch_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
     return TransformersModel(loaded, cache, reference)
 
 
-def attending_with(backend: AttentionBackend) -> MakeModel:
-    """Returns a factory of `transformers` models that attend by `backend`."""
-    return lambda loaded, cache: TransformersModel(loaded, cache, backend)
+def attending_with(
+    backend: AttentionBackend, choose_adding: ChooseAdding = lambda: None
+) -> MakeModel:
+    """Returns a factory of `transformers` models that attend by `backend`.
+
+    `choose_adding`: chooses kernels that apply adapters; without any, plain torch does.
+    """
+
+    def make_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
+        return TransformersModel(loaded, cache, backend, linear_slots(loaded, choose_adding))
+
+    return make_model
 
 
 # -- Hidden states between the layers of a `transformers` model ------------------------------------

@@ -39,7 +39,6 @@ class DecodeRuns:
         self._loaded = loaded
         self._model = model if isinstance(model, RunningModel) else None
         self._batches = batches
-        self._takes_adapters = bool(getattr(model, "takes_adapters", False))
 
     @property
     def is_possible(self) -> bool:
@@ -59,10 +58,12 @@ class DecodeRuns:
         )
 
     def _can_adapt(self, step: StepInput) -> bool:
-        """Returns whether no row of `step` has an adapter that the model lacks."""
+        """Returns whether the model runs on with the adapters of `step`, and has them all."""
         if not any(step.adapters):
             return True
-        return self._takes_adapters and not self._batches.missing_adapters(step)
+        if self._model is None or self._batches.missing_adapters(step):
+            return False
+        return self._model.can_run_adapted(self._batches.adapters_of(step))
 
     def serves(self, step: StepInput) -> bool:
         """Returns whether `run` can take `step`.

@@ -16,6 +16,7 @@ from torch import Tensor
 from executor_service.device import KVCache, ResidentTables, SampledTokens, Uploads, is_beyond_rows
 from executor_service.errors import StepFailed
 from executor_service.model import (
+    Adapter,
     InputBatch,
     LoadedAdapters,
     LoadedModel,
@@ -211,6 +212,11 @@ class PassBatches:
             for row, name in enumerate(step.adapters)
             if name and (self._adapters is None or name not in self._adapters.by_name)
         }
+
+    def adapters_of(self, step: StepInput) -> list[Adapter]:
+        """Returns the adapters of a step's rows that are loaded, each once."""
+        loaded = {} if self._adapters is None else self._adapters.by_name
+        return [loaded[name] for name in set(step.adapters) if name in loaded]
 
     def of_rows(self, step: StepInput, rows: Int64Array) -> InputBatch:
         """Builds the pass that computes `rows` of `step`, rising indexes, with its draws."""

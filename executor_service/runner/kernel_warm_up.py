@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from executor_service.errors import StepFailed
-from executor_service.model import LoadedModel
+from executor_service.model import Adapter, LoadedModel, slots_of
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.steps import (
     NO_MOVES,
@@ -69,8 +69,24 @@ def compile_kernels(
     for num_new, params in small + full:
         step = make_step(num_new, params, loaded.vocab_size, runner)
         execute_step(runner, step)
+    num_steps = len(small) + len(full)
+    slots = slots_of(runner.model)
+    if slots is not None:
+        num_steps += 1
+        _run_adapted(runner, loaded, slots.random_adapter(seed=0))
     seconds = time.perf_counter() - started_s
-    _log.info("kernels_compiled num_steps=%d seconds=%.1f", len(small + full), seconds)
+    _log.info("kernels_compiled num_steps=%d seconds=%.1f", num_steps, seconds)
+
+
+def _run_adapted(runner: ModelRunner, loaded: LoadedModel, adapter: Adapter) -> None:
+    """Runs a step whose row has `adapter`. Nothing about the rows makes other kernels of it."""
+    step = make_step([1], _ALL_PARAMS[0], loaded.vocab_size, runner)
+    before = runner.adapters.by_name
+    runner.adapters.by_name = {adapter.name: adapter}
+    try:
+        execute_step(runner, replace(step, adapters=[adapter.name]))
+    finally:
+        runner.adapters.by_name = before
 
 
 def step_sizes(most_tokens: int, most_rows: int) -> Iterator[list[int]]:

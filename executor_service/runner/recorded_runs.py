@@ -20,7 +20,7 @@ from torch import Tensor
 
 from executor_service.device import KVCache, Recorder, Uploads
 from executor_service.errors import RecordingFailed, TrialFailed
-from executor_service.model import PassRows, Readout
+from executor_service.model import AdaptedTokens, Adapter, PassRows, Readout
 from executor_service.runner.static_inputs import StaticInputs, StepShape
 from executor_service.sampling import StaticDraw
 from executor_service.steps import BoolArray, Int32Array, Int64Array
@@ -192,6 +192,15 @@ def trial_rows(shape: StepShape, cache: KVCache, max_model_len: int, vocab_size:
     layout = lay_out_rows(tables, computed, new, block_size)
     token_ids = np.arange(int(new.sum())) % vocab_size
     return PassRows(token_ids, computed, tables, layout, np.cumsum(new) - 1)
+
+
+def with_adapters(rows: PassRows, adapters: tuple[Adapter, ...]) -> PassRows:
+    """Returns `rows` with `adapters` and none in turn, token by token."""
+    if not adapters:
+        return rows
+    of_token = np.arange(len(rows.token_ids), dtype=np.int32) % (len(adapters) + 1)
+    of_token[of_token == len(adapters)] = -1
+    return replace(rows, adapted=AdaptedTokens(adapters, of_token))
 
 
 def run_lengths(rows: PassRows, block_size: int) -> Int32Array:

@@ -1,7 +1,7 @@
 """Input memory of recorded steps, and the shapes of steps that are recorded.
 
 Shape letters: T tokens and L lines of logits of a shape, N rows of a shape, R rows of a step, W
-blocks of the longest block table that is read.
+blocks of the longest block table that is read, A tiles of tokens with adapters, B of such lines.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from executor_service.device import (
     Uploads,
     views,
 )
-from executor_service.model import PassRows, PassTensors, fill_in
+from executor_service.model import AdapterSlots, PassRows, PassTensors, PassTiles, fill_in
 from executor_service.sampling import StaticDraw
+from splitserve_kernels.adapter_tiles import TokenTiles, lay_out_tiles, most_tiles
 from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.paged_batch import PagedBatch
 
@@ -37,7 +38,8 @@ class _Arrays:
     awaited input tokens. `words`: packed draws. `row_ids`: [N], used if the device keeps the block
     tables; otherwise `tables`: [N, W], which has no columns in the first case. `num_computed`: [N].
     `num_left`: [N], tokens that rows of a decode may get; 0 if only one is drawn anyway.
-    `query_starts`: [N + 1].
+    `query_starts`: [N + 1]. `order`, `tiles`: [T], [3, A], of tokens that have an adapter;
+    `order_of_lines`, `tiles_of_lines`: [L], [3, B]; all of them empty where no step has any.
     """
 
     input_ids: Int64Array
@@ -51,6 +53,10 @@ class _Arrays:
     num_computed: Int32Array
     num_left: Int32Array
     query_starts: Int32Array
+    order: Int32Array
+    tiles: Int32Array
+    order_of_lines: Int32Array
+    tiles_of_lines: Int32Array
     tables: Int32Array
 
     @property
@@ -58,7 +64,8 @@ class _Arrays:
         """Arrays in copy order; tables come last, so table width shifts no other array."""
         longs = [self.input_ids, self.positions, self.slots, self.logits_index]
         longs += [self.input_indexes, self.indexes, self.words, self.row_ids]
-        ints = [self.num_computed, self.num_left, self.query_starts, self.tables]
+        ints = [self.num_computed, self.num_left, self.query_starts, self.order, self.tiles]
+        ints += [self.order_of_lines, self.tiles_of_lines, self.tables]
         return IntegerArrays(longs, ints)
 
 
@@ -77,6 +84,10 @@ class _Arrived:
     num_computed: Tensor
     num_left: Tensor
     query_starts: Tensor
+    order: Tensor
+    tiles: Tensor
+    order_of_lines: Tensor
+    tiles_of_lines: Tensor
     tables: Tensor
 
 
@@ -89,12 +100,15 @@ class StaticInputs:
         max_model_len: int,
         cache: KVCache,
         static_draw: StaticDraw | None = None,
+        slots: AdapterSlots | None = None,
     ) -> None:
         """Allocates the memory. It holds no step until `fill` is called.
 
-        `static_draw`: draws tokens in the recordings; None if draws are not recorded.
+        `static_draw`: draws tokens in the recordings; None if draws are not recorded. `slots`: of
+        adapters that rows of decodes may have; None if rows have none.
         """
         self._static_draw = static_draw
+        self._slots = slots
         self._block_size = cache.block_size
         self._width = -(-max_model_len // cache.block_size)
         self._max_num_tokens = self._width * cache.block_size
@@ -105,9 +119,17 @@ class StaticInputs:
         self._tables = self._memory.new_zeros(most_rows, self._width, dtype=torch.int32)
         self._arrived = {shape: self._views(shape) for shape in shapes}
 
-    def tensors(self, shape: StepShape) -> PassTensors:
-        """Returns the inputs of a step of `shape`, as views of the memory."""
-        arrived = self._arrived[shape]
+    def tensors(self, shape: StepShape, *, is_adapted: bool = False) -> PassTensors:
+        """Returns the inputs of a step of `shape`, as views of the memory.
+
+        `is_adapted`: of a decode whose rows may have adapters.
+        """
+        arrived, tiles = self._arrived[shape], None
+        if is_adapted:
+            tiles = PassTiles(
+                TokenTiles(arrived.order, arrived.tiles),
+                TokenTiles(arrived.order_of_lines, arrived.tiles_of_lines),
+            )
         paged = PagedBatch(
             block_tables=self._tables[: shape.num_rows],
             num_computed_tokens=arrived.num_computed,
@@ -119,7 +141,7 @@ class StaticInputs:
             num_decodes=shape.num_decodes,
         )
         return PassTensors(
-            arrived.input_ids[None], arrived.positions[None], paged, arrived.logits_index
+            arrived.input_ids[None], arrived.positions[None], paged, arrived.logits_index, tiles
         )
 
     def words(self, shape: StepShape) -> Tensor:
@@ -171,6 +193,10 @@ class StaticInputs:
             arrays.num_left[: rows.num_rows] = most_tokens
         if draws is not None and self._static_draw is not None:
             self._static_draw.pack(draws, arrays.words)
+        if rows.adapted is not None and self._slots is not None:
+            of_token = self._slots.slots_of(rows.adapted)
+            _put_tiles(arrays.order, arrays.tiles, of_token)
+            _put_tiles(arrays.order_of_lines, arrays.tiles_of_lines, of_token[rows.logits_index])
         uploads.send_to(self._memory, arrays.numbers)
         arrived, tables_read = self._arrived[shape], self._tables[: shape.num_rows, :width]
         if resident is None:
@@ -193,6 +219,10 @@ class StaticInputs:
         num_rows = shape.num_rows
         starts = np.arange(num_rows + 1) if shape.is_decode else np.zeros(num_rows + 1)
         draw = self._static_draw
+        num_adapted, num_adapted_lines, num_slots = 0, 0, 0
+        if self._slots is not None and shape.is_decode:
+            num_adapted, num_adapted_lines = shape.num_tokens, shape.num_lines
+            num_slots = self._slots.limits.max_num
         return _Arrays(
             input_ids=np.zeros(shape.num_tokens, np.int64),
             positions=np.zeros(shape.num_tokens, np.int64),
@@ -205,6 +235,10 @@ class StaticInputs:
             num_computed=np.zeros(num_rows, np.int32),
             num_left=np.zeros(num_rows, np.int32),
             query_starts=starts.astype(np.int32),
+            order=np.zeros(num_adapted, np.int32),
+            tiles=np.zeros((3, most_tiles(num_adapted, num_slots)), np.int32),
+            order_of_lines=np.zeros(num_adapted_lines, np.int32),
+            tiles_of_lines=np.zeros((3, most_tiles(num_adapted_lines, num_slots)), np.int32),
             tables=np.zeros((num_rows, width), np.int32),
         )
 
@@ -218,6 +252,11 @@ def _put_rows(target: Array, numbers: Array, num_decodes: int, shape: StepShape)
     target[:num_decodes] = numbers[:num_decodes]
     prompts = numbers[num_decodes:]
     target[shape.num_decodes : shape.num_decodes + len(prompts)] = prompts
+
+
+def _put_tiles(order: Int32Array, tiles: Int32Array, slot_of_token: Int32Array) -> None:
+    """Writes the tiles of tokens that have adapters, -1 for none in `slot_of_token`."""
+    order[:], tiles[:] = lay_out_tiles(slot_of_token, len(order), tiles.shape[1])
 
 
 def _put_starts(
@@ -244,7 +283,8 @@ _PROMPT_SIZES = (16, *range(32, 257, 32), *range(320, MAX_PROMPT_SIZE + 1, 64))
 MOST_PROMPTS = 32
 
 
-Kind = Literal["decode", "prompt"]
+# "adapted": decodes whose rows may have adapters.
+Kind = Literal["decode", "prompt", "adapted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +336,15 @@ def decode_shapes(max_num_rows: int) -> list[StepShape]:
     sizes = [1, 2, 4, *range(8, 257, 8), *range(320, max_num_rows, 64)]
     sizes = [size for size in sizes if size < max_num_rows] + [max_num_rows]
     return [StepShape(size, size, 0, size) for size in sizes]
+
+
+def adapted_shapes(shapes: Iterable[StepShape]) -> list[StepShape]:
+    """Returns the decodes among the rising `shapes` that are recorded with adapters, too.
+
+    They are powers of two and the largest: each recording takes time at the start.
+    """
+    decodes = [shape for shape in shapes if shape.is_decode]
+    return [s for s in decodes if s.num_rows.bit_count() == 1 or s is decodes[-1]]
 
 
 def prompt_shapes(max_num_rows: int, max_num_tokens: int) -> list[StepShape]:

@@ -3,7 +3,8 @@
 A replay launches all kernels of a forward pass at once; launching them one by one takes the host
 longer than a small batch takes the device. A recording reads and writes the same memory each time,
 so a step's inputs are copied into static buffers, with padding rows and tokens up to the next
-recorded shape. The logits of padding are not read.
+recorded shape. The logits of padding are not read. Decodes whose rows have adapters have recordings
+of their own, with kernels that read on the device which adapter a row has.
 
 Tokens are drawn in the recording, too, with the parameters of the step's rows. Rows for which more
 than logits decides are drawn again by the sampler, from the same logits. So decodes can also be
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,12 +30,14 @@ from executor_service.device import CudaGraphs, KVCache, Recorder, Uploads, stre
 from executor_service.errors import RecordingFailed, TrialFailed
 from executor_service.model import (
     Adapter,
+    AdapterSlots,
     AdaptingModel,
     InputBatch,
     LoadedModel,
     MakeModel,
     PagedModel,
     PassRows,
+    slots_of,
     takes_adapters,
 )
 from executor_service.runner.recorded_runs import (
@@ -43,11 +46,13 @@ from executor_service.runner.recorded_runs import (
     readout_of_lines,
     trial_draws,
     trial_rows,
+    with_adapters,
 )
 from executor_service.runner.static_inputs import (
     Kind,
     StaticInputs,
     StepShape,
+    adapted_shapes,
     decode_shapes,
     prompt_shapes,
     smallest,
@@ -86,23 +91,28 @@ class StepGraphs:
         cache: KVCache,
         shapes: Sequence[StepShape],
         static_draw: StaticDraw | None = None,
+        *,
+        records_adapted: bool = True,
     ) -> None:
         """Allocates buffers; records nothing yet.
 
         `model` is that of `loaded`, on the pools of `cache`. `shapes`: of decodes and of steps with
         prompts, rising. `static_draw`: draws tokens in a recording; None if tokens are drawn
-        elsewhere.
+        elsewhere. `records_adapted`: decodes are recorded with adapters, too, if the model has
+        slots for them.
         """
+        self._slots = slots_of(model) if records_adapted else None
         self._model = model
         self._cache = cache
         self._max_model_len = loaded.max_model_len
         self._static_draw = static_draw
         self._shapes = shapes
-        self._inputs = StaticInputs(shapes, loaded.max_model_len, cache, static_draw)
+        self._inputs = StaticInputs(shapes, loaded.max_model_len, cache, static_draw, self._slots)
         most_lines = max(shape.num_lines for shape in shapes)
         logits = torch.zeros(most_lines, loaded.vocab_size, device=cache.device)
         self._outputs = _Outputs(logits, logits.new_zeros(most_lines, dtype=torch.int32))
         self._replays: dict[StepShape, Callable[[], None]] = {}
+        self._adapted_replays: dict[StepShape, Callable[[], None]] = {}
         self._runs: RecordedRuns | None = None
         if static_draw is not None:
             token_ids = self._outputs.token_ids
@@ -120,9 +130,13 @@ class StepGraphs:
         self._model.prepare_adapter(adapter)
 
     @property
+    def slots(self) -> AdapterSlots | None:
+        return slots_of(self._model)
+
+    @property
     def num_graphs(self) -> int:
-        """Number of recorded shapes."""
-        return len(self._replays)
+        """Number of recordings."""
+        return len(self._replays) + len(self._adapted_replays)
 
     @torch.inference_mode()
     def record(self, recorder: Recorder) -> frozenset[Kind]:
@@ -135,23 +149,25 @@ class StepGraphs:
         refused: set[Kind] = set()
         for kind in ("prompt", "decode"):
             shapes = [shape for shape in self._shapes if shape.kind == kind]
-            if shapes and not self._record(shapes, recorder):
+            if shapes and not self._record(kind, shapes, self._replays, recorder):
                 refused.add(kind)
         decodes = [shape for shape in self._replays if shape.is_decode]
+        if decodes and self._slots is not None:
+            shapes = adapted_shapes(decodes)
+            if not self._record("adapted", shapes, self._adapted_replays, recorder):
+                refused.add("adapted")
         if decodes and self._runs is not None:
             uploads = Uploads(self._cache.device, streams_of(self._cache.device))
             self._runs.record(decodes, recorder, self._trial_rows, uploads)
         return frozenset(refused)
 
     def logits(self, batch: InputBatch) -> Tensor:
-        shape = smallest(self._replays, batch.rows) if batch.rows.num_rows else None
+        replays = self._replays_for(batch.rows)
+        shape = smallest(replays, batch.rows) if batch.rows.num_rows else None
         if shape is None or self.is_left_out:
             return self._model.logits(batch)
-        if batch.rows.adapted is not None:
-            self._warn_unrecorded()
-            return self._model.logits(batch)
         draws = None if self._static_draw is None else batch.draws()
-        logits = self._replay(shape, batch.rows, batch.uploads, draws)
+        logits = self._replay(replays[shape], shape, batch.rows, batch.uploads, draws)
         if draws is not None:
             batch.token_ids = self._outputs.token_ids[: len(draws)]
         return logits
@@ -160,37 +176,56 @@ class StepGraphs:
     def can_run(self) -> bool:
         return self._runs is not None and self._runs.is_recorded and not self.is_left_out
 
+    def can_run_adapted(self, adapters: Collection[Adapter]) -> bool:
+        return bool(self._adapted_replays) and _are_of_linears(adapters)
+
     def decode_run(self, batch: InputBatch, rows: RunRows) -> Tensor:
-        shape = smallest(self._replays, batch.rows)
+        replays = self._replays_for(batch.rows)
+        shape = smallest(replays, batch.rows)
         assert shape is not None, "all decodes are recorded"
         assert self._runs is not None, "runs are recorded"
         self._inputs.fill(batch.rows, shape, batch.uploads, rows.draws, rows.num_tokens)
-        return self._runs.run(shape, self._replays[shape], len(rows), rows.max_num_tokens)
+        return self._runs.run(shape, replays[shape], len(rows), rows.max_num_tokens)
 
-    def _warn_unrecorded(self) -> None:
+    def _replays_for(self, rows: PassRows) -> Mapping[StepShape, Callable[[], None]]:
+        """Returns the recordings that may compute `rows`."""
+        if rows.adapted is None:
+            return self._replays
+        if _are_of_linears(rows.adapted.adapters) and self._adapted_replays:
+            return self._adapted_replays
         if not self._has_warned:
-            reason = "steps with adapters are launched kernel by kernel, which is slower"
+            reason = "steps with such adapters are launched kernel by kernel, which is slower"
             _log.warning("adapters_unrecorded reason=%r", reason)
             self._has_warned = True
+        return {}
 
-    def _record(self, shapes: Sequence[StepShape], recorder: Recorder) -> bool:
-        """Records and tries shapes of one kind. Returns whether that succeeded."""
+    def _record(
+        self,
+        kind: Kind,
+        shapes: Sequence[StepShape],
+        target: dict[StepShape, Callable[[], None]],
+        recorder: Recorder,
+    ) -> bool:
+        """Records and tries shapes of one kind, into `target`. Returns whether that succeeded."""
         uploads = Uploads(self._cache.device, streams_of(self._cache.device))
-        kind = shapes[0].kind
+        is_adapted = kind == "adapted"
         replays = {}
         try:
             # The largest first: the smaller ones then fit into its memory.
             for shape in reversed(shapes):
                 self._inputs.fill(no_rows(), shape, uploads)
-                replays[shape] = recorder.record(partial(self._run, shape, uploads))
+                run = partial(self._run, shape, uploads, is_adapted=is_adapted)
+                replays[shape] = recorder.record(run)
             # Steps look for a shape from the smallest on.
-            self._replays |= {shape: replays[shape] for shape in shapes}
+            target.update((shape, replays[shape]) for shape in shapes)
+            adapters = self._trial_adapters() if is_adapted else ()
             for shape in shapes:
-                self._try(shape, uploads)
+                self._try(target[shape], shape, uploads, adapters)
         except RecordingFailed:
             raise
         except Exception as error:  # whatever a model's own code raises
-            self._replays = {s: run for s, run in self._replays.items() if s not in shapes}
+            for shape in shapes:
+                target.pop(shape, None)
             if isinstance(error, TrialFailed):
                 _log.error("cuda_graphs_refused kind=%s reason=%r", kind, str(error))
             else:
@@ -199,11 +234,11 @@ class StepGraphs:
             return False
         return True
 
-    def _run(self, shape: StepShape, uploads: Uploads) -> None:
+    def _run(self, shape: StepShape, uploads: Uploads, *, is_adapted: bool) -> None:
         """Computes one step of `shape`; this is what is recorded."""
         lines = slice(shape.num_lines)
         # A new batch each time: attention caches facts about a batch, which must be recorded, too.
-        tensors = self._inputs.tensors(shape)
+        tensors = self._inputs.tensors(shape, is_adapted=is_adapted)
         batch = InputBatch(readout_of_lines(shape.num_lines), no_rows(), uploads, tensors)
         logits = self._outputs.logits[lines].copy_(self._model.logits(batch))
         if self._static_draw is not None:
@@ -211,16 +246,30 @@ class StepGraphs:
             self._outputs.token_ids[lines].copy_(drawn)
 
     def _replay(
-        self, shape: StepShape, rows: PassRows, uploads: Uploads, draws: DrawRows | None
+        self,
+        replay: Callable[[], None],
+        shape: StepShape,
+        rows: PassRows,
+        uploads: Uploads,
+        draws: DrawRows | None,
     ) -> Tensor:
         """Replays `shape` for `rows` and returns their logits."""
         self._inputs.fill(rows, shape, uploads, draws)
-        self._replays[shape]()
+        replay()
         return self._outputs.logits[: len(rows.logits_index)]
 
-    def _try(self, shape: StepShape, uploads: Uploads) -> None:
-        """Raises TrialFailed if a replay of `shape` gives other logits or tokens than the model."""
-        rows = self._trial_rows(shape)
+    def _try(
+        self,
+        replay: Callable[[], None],
+        shape: StepShape,
+        uploads: Uploads,
+        adapters: tuple[Adapter, ...],
+    ) -> None:
+        """Raises TrialFailed if a replay of `shape` gives other logits or tokens than the model.
+
+        `adapters`: those of some rows, in turn; empty for none.
+        """
+        rows = with_adapters(self._trial_rows(shape), adapters)
         num_lines = len(rows.logits_index)
         batch = InputBatch(readout_of_lines(num_lines), rows, uploads)
         expected = self._model.logits(batch).clone()
@@ -230,7 +279,7 @@ class StepGraphs:
         self._outputs.token_ids.fill_(-1)
         Trial(
             reference=lambda _rows: expected,
-            candidate=lambda rows: self._replay(shape, rows, uploads, draws),
+            candidate=lambda rows: self._replay(replay, shape, rows, uploads, draws),
             cases=(rows,),
             error_of=lambda _rows, expected, actual: _relative_error(expected, actual),
             allowed=_TOLERANCE,
@@ -247,9 +296,19 @@ class StepGraphs:
             complaint=lambda wrong: f"{wrong:.0f} of {num_lines} rows draw different tokens",
         ).check()
 
+    def _trial_adapters(self) -> tuple[Adapter, ...]:
+        slots = self._slots
+        assert slots is not None, "there are slots"
+        return tuple(slots.random_adapter(seed) for seed in range(min(2, slots.limits.max_num)))
+
     def _trial_rows(self, shape: StepShape) -> PassRows:
         vocab_size = self._outputs.logits.shape[1]
         return trial_rows(shape, self._cache, self._max_model_len, vocab_size)
+
+
+def _are_of_linears(adapters: Iterable[Adapter]) -> bool:
+    """Returns whether recordings can apply adapters: those that change linear layers only."""
+    return all(adapter.changes_linears_only for adapter in adapters)
 
 
 # -- Creation of models with recordings ------------------------------------------------------------
@@ -291,6 +350,7 @@ class RecordedModels:
         # Recordings of the model that was made last.
         self.recorded: Recorded | None = None
         self._graphs: StepGraphs | None = None
+        self._records_adapted = True
 
     def make(self, loaded: LoadedModel, cache: KVCache) -> PagedModel:
         """Creates the serving model, with all its recordings."""
@@ -340,8 +400,16 @@ class RecordedModels:
         if not shapes:
             return model, Recorded(0, 0, 0.0)
         recorder = self._make_recorder()
-        graphs = StepGraphs(model, loaded, cache, shapes, self._static_draw)
+        graphs = StepGraphs(
+            model,
+            loaded,
+            cache,
+            shapes,
+            self._static_draw,
+            records_adapted=self._records_adapted,
+        )
         refused = graphs.record(recorder)
+        self._records_adapted &= "adapted" not in refused
         self._shapes = [shape for shape in self._shapes if shape.kind not in refused]
         seconds = time.perf_counter() - started
         recorded = Recorded(graphs.num_graphs, recorder.pool_bytes, seconds)

@@ -10,11 +10,13 @@
 | packed matrices          | logits of the model    | decoders        | `transformers` serves  |
 | packed layers of GPUs    | dequantised weights    | decoders        | dequantised weights    |
 | draw, adjust, copy       | plain torch            | kernel_trials   | plain torch serves     |
+| updates of adapters      | float64                | adapters_trial  | no decoder's adapters  |
 | recorded steps and runs  | model not recorded     | runner          | steps are not recorded |
 
 `float32_trial` has the cuts of models, their tokens and the error measures of logits.
 """
 
+from executor_service.trials.adapters_trial import try_low_rank
 from executor_service.trials.attention_trial import try_backend, try_layer, try_rotary_write
 from executor_service.trials.experts_trial import try_experts
 from executor_service.trials.kernel_trials import DRAW_TOLERANCE, try_adjust, try_copy, try_draw
@@ -59,6 +61,7 @@ __all__ = [
     "try_draw",
     "try_experts",
     "try_layer",
+    "try_low_rank",
     "try_model",
     "try_replacement",
     "try_rotary_write",

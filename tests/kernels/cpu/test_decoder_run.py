@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from executor_service.backends import native_draw
 from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.decoders import NativeModel, NativePagedModel
 from executor_service.device import KVCache
-from executor_service.model import InputBatch, LoadedModel, PagedModel
+from executor_service.model import Adapter, InputBatch, LoadedModel, PagedModel
 from executor_service.runner import ModelRunner
 from executor_service.steps import RowStatus, SamplingParams, StepInput, StepOutput, run_on
 from splitserve_kernels.cpu import STEP_PARTS, NativeLibrary
@@ -56,6 +56,9 @@ class _Counted:
     @property
     def can_run(self) -> bool:
         return self._model.can_run
+
+    def can_run_adapted(self, adapters: Collection[Adapter]) -> bool:
+        return self._model.can_run_adapted(adapters)
 
     def decode_run(self, batch: InputBatch, rows: RunRows) -> torch.Tensor:
         self.num_runs += 1

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from splitserve_kernels.adapter_tiles import NUM_WORDS, SlotLinear, TokenTiles
 from splitserve_kernels.gpu.attention.backend import paged_attention
 from splitserve_kernels.gpu.attention.operator_support import rows_in_sight, weigh_with_sinks
 from splitserve_kernels.gpu.attention.paged_decode import paged_split_prefill
 from splitserve_kernels.gpu.kv_write import copy_blocks, kv_write, rotary_kv_write
 from splitserve_kernels.gpu.launch import LayerPools, RotaryTables
 from splitserve_kernels.gpu.layer_ops import add_rms_norm, gated_product, rms_norm
+from splitserve_kernels.gpu.low_rank import add_low_rank
 from splitserve_kernels.gpu.quantized.gpu_weight import GpuPackedWeight
 from splitserve_kernels.gpu.quantized.linear import MAX_NUM_FEW_ROWS, linear_tiles, quantized_linear
 from splitserve_kernels.gpu.quantized.scaled_mm import quantize_rows
@@ -88,6 +90,7 @@ _SPLIT = {
         registers=255, spilled_bytes=64, shared_bytes=136 * 1024, loads_ahead=2
     )
 }
+_ADAPTING = {"_shrink_kernel": Bounds(registers=168, shared_bytes=80 * 1024, loads_ahead=2)}
 EVERYTHING = AttentionOptions(1.0, sliding_window=99, softcap=30.0, sinks=torch.zeros(32))
 _SPILLING = {"_decode_kernel": Bounds(spilled_bytes=32)}
 # What models have of these together.
@@ -194,6 +197,21 @@ def _adjusts() -> None:
     adjust(torch.zeros(3, 32000), columns)
 
 
+def _adapts(
+    num_inputs: int, sizes: tuple[int, ...], max_rank: int, dtype: torch.dtype = _BFLOAT16
+) -> Callable[[], None]:
+    """Without and with a bias of the layer."""
+
+    def launch() -> None:
+        words = torch.zeros(8, len(sizes), NUM_WORDS, dtype=torch.int64)
+        tiles = TokenTiles(torch.zeros(99, dtype=torch.int32), torch.zeros(3, 9, dtype=torch.int32))
+        x, output = (torch.zeros(99, size, dtype=dtype) for size in (num_inputs, sum(sizes)))
+        for bias in (None, torch.zeros(sum(sizes), dtype=dtype)):
+            add_low_rank(x, output, tiles, SlotLinear(words, sizes, max_rank), bias)
+
+    return launch
+
+
 @dataclass(frozen=True, slots=True)
 class Codes:
     """Quantised weights of an 8B Llama's first matrix; `group_size` 0: a scale of each output."""
@@ -295,6 +313,10 @@ CASES: dict[str, Case] = {
     "NVFP4": Case(_quantized(Codes(4, 16, _E2M1), 3, 600)),
     "8 bits": Case(_quantized(Codes(8, 0, torch.arange(256) - 128.0), 3, 600)),
     "float8 in blocks": Case(_quantized(Codes(8, 128, _FLOAT8_NUMBERS), 3, 600)),
+    "adapters": Case(_adapts(4096, (4096, 1024, 1024), 64), bounds=_ADAPTING),
+    "adapters of few ranks": Case(_adapts(14336, (4096,), 16), bounds=_ADAPTING),
+    "adapters of many ranks": Case(_adapts(4096, (14336, 14336), 256), bounds=_ADAPTING),
+    "adapters in float32": Case(_adapts(4096, (4096, 1024, 1024), 64, _FLOAT32)),
     "rounds rows": Case(_rounds_rows, capabilities=_SINCE_ADA),
     "rows in sight": Case(_rows),
     "sinks": Case(_sinks),

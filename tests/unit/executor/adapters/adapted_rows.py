@@ -43,9 +43,9 @@ class Served:
 
     def logits(self, rows: Sequence[Row]) -> Tensor:
         """Returns the logits of the last token of each row, [R, V]."""
-        cpu = torch.device("cpu")
+        device = self.loaded.device
         step, indexes = make_step(rows), list(range(len(rows)))
-        batch = build_input_batch(step, indexes, BLOCK_SIZE, cpu, adapters=self.adapters)
+        batch = build_input_batch(step, indexes, BLOCK_SIZE, device, adapters=self.adapters)
         with torch.inference_mode():
             return self.model.logits(batch).clone()
 

@@ -18,8 +18,8 @@ from transformers.models.llama import modeling_llama
 
 from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.decoders import (
-    DecoderModel,
     NativeModel,
+    NativePagedModel,
     build_native_model,
     unknown_fields,
     why_not_native,
@@ -306,7 +306,7 @@ def test_build_native_model_runs_no_model_that_loading_has_probed(
 class _FailingTogether:
     """A native model that raises for more than one row."""
 
-    def __init__(self, model: DecoderModel) -> None:
+    def __init__(self, model: NativePagedModel) -> None:
         self._model = model
 
     def logits(self, batch: InputBatch) -> torch.Tensor:
@@ -322,7 +322,7 @@ def test_forward_pass_keeps_logits_when_it_repeats_rows_one_by_one(
     loaded = _load(tmp_path)
     native = build_native_model(loaded, native_library)
     cache = KVCache(loaded.layers, 16, len(PROMPTS), 0, loaded.dtype, loaded.device)
-    model = DecoderModel(native, cache)
+    model = NativePagedModel(native, cache)
     step = make_step([Row(p, 0, (block,), len(p)) for block, p in enumerate(PROMPTS)])
     batches = PassBatches(loaded, cache, Uploads(loaded.device, HostStreams()))
     expected = ForwardPass(loaded, cache, model, batches).run(step).sampling_logits.clone()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from executor_service.checkpoint import ModelConfig, load_model
-from executor_service.decoders import DecoderModel, rotation
+from executor_service.decoders import rotation
 from executor_service.device import CudaGraphs, KVCache, LayerShape, Recorder
 from executor_service.errors import TrialFailed
 from executor_service.model import (
@@ -41,7 +41,7 @@ from tests.support.steps.step_driver import DrivenSequence, Row, drive, make_ste
 pytest.importorskip("triton", reason="triton is not installed")
 
 from executor_service.decoders import gpu_decoder
-from executor_service.decoders.gpu_decoder import GpuDecoder, build_gpu_decoder
+from executor_service.decoders.gpu_decoder import GpuDecoder, GpuDecoderModel, build_gpu_decoder
 from splitserve_kernels.gpu.attention import backend
 from splitserve_kernels.gpu.kv_write import rotary_kv_write
 
@@ -117,7 +117,7 @@ def _without_kernels(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> N
 
 
 def _making(decoder: GpuDecoder) -> MakeModel:
-    return lambda _loaded, cache: DecoderModel(decoder, cache)
+    return lambda _loaded, cache: GpuDecoderModel(decoder, cache)
 
 
 def _config() -> CacheConfig:
@@ -315,7 +315,7 @@ def test_decoder_stays_in_its_tables_when_a_position_is_too_large(llama: Case) -
     decoder, cache = GpuDecoder(loaded, reference), _cache(loaded)
     batch = build_input_batch(make_step([Row([9], 2, (0,), 1)]), [0], BLOCK_SIZE, loaded.device)
     batch.position_ids.fill_(10 * MAX_MODEL_LEN)
-    assert bool(DecoderModel(decoder, cache).logits(batch).isfinite().all())
+    assert bool(GpuDecoderModel(decoder, cache).logits(batch).isfinite().all())
 
 
 def _rows(num_new: int) -> list[Row]:
@@ -347,5 +347,5 @@ def test_decoder_is_recorded_when_it_decodes_and_when_prompts_come(
     batch = build_input_batch(make_step(_rows(num_new)), [0, 1, 2], BLOCK_SIZE, loaded.device)
     actual = graphs.logits(batch).clone()
     assert recorder.num_replayed == num_replayed + 1
-    expected = DecoderModel(decoder, cache).logits(batch)
+    expected = GpuDecoderModel(decoder, cache).logits(batch)
     torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from executor_service.device import KVCache
 from executor_service.errors import StepFailed
-from executor_service.model import InputBatch, LoadedModel
+from executor_service.model import Adapter, InputBatch, LoadedModel
 from executor_service.runner import CacheConfig, ModelRunner
 from executor_service.service import decode_batch
 from executor_service.steps import (
@@ -53,6 +53,9 @@ class _NextToken:
     @property
     def num_passes(self) -> int:
         return len(self.places) - len(self.runs)
+
+    def can_run_adapted(self, adapters: Collection[Adapter]) -> bool:
+        return not adapters
 
     def logits(self, batch: InputBatch) -> Tensor:
         self.places.append(batch.position_ids[0].tolist())
