@@ -41,6 +41,7 @@ from executor_service.runner import (
 from executor_service.speculation import DraftTotals, LoadedProposer, SpeculatingRunner, load_draft
 from executor_service.steps import (
     MAX_NUM_DRAFTS,
+    SAMPLING_FEATURES,
     AdapterSupport,
     ExecutorInfo,
     ExecutorLimits,
@@ -273,6 +274,7 @@ def _describe(
     config: ExecutorConfig, executor_epoch: int, loaded: LoadedModel, runner: ModelRunner
 ) -> ExecutorInfo:
     cache = runner.cache
+    of_encoder = {Feature.CROSS_ATTENTION} if loaded.has_encoder else set()
     return ExecutorInfo(
         executor_epoch=executor_epoch,
         model=ModelInfo(
@@ -291,6 +293,7 @@ def _describe(
         num_device_blocks=cache.num_device_blocks,
         num_host_blocks=cache.num_host_blocks,
         block_bytes=cache.block_bytes,
+        features=SAMPLING_FEATURES | of_encoder,
         limits=ExecutorLimits(
             max_num_rows=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,

@@ -157,6 +157,8 @@ class Candidate:
         reason = self.why_absent()
         for layer, options in zip(loaded.layers, loaded.layer_options, strict=True):
             demand = LayerDemand(layer, options, loaded.dtype, loaded.kv_dtype, block_size)
+            if options.relative_bias is not None:
+                reason = reason or "scores with a bias by distance: plain torch only, on GPUs"
             reason = reason or self.why_not_layer(demand)
         return reason
 

@@ -373,7 +373,7 @@ def compute_on_gpu(
         chosen.block_size,
         draw,
         choose_gpu_copy(loaded.device),
-        is_recordable=loaded.device.type == "cuda",
+        is_recordable=loaded.device.type == "cuda" and not loaded.has_encoder,
         adjust=choose_gpu_adjust(loaded.vocab_size, loaded.device),
         static_draw=static_draw_of(draw),
     )

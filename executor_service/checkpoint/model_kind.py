@@ -95,6 +95,8 @@ def _other_kind(
         instead = _instead_of_multimodal(config, architectures)
         return (f"multimodal model (with {', '.join(media)})", instead) if instead else ("", "")
     would_be = _SERVED
+    if encoder_decoder_class(config, architectures) is not None:
+        return "", ""
     if getattr(config, "is_encoder_decoder", False):
         return "encoder-decoder model", would_be
     if _is_half_of_encoder_decoder(config):
@@ -110,6 +112,22 @@ def _other_kind(
     if getattr(config, "auto_map", None):
         kind += ", custom code, which is never run,"
     return kind, f"{_SERVED}, here {class_name}"
+
+
+def encoder_decoder_class(config: Any, architectures: Sequence[str]) -> type | None:  # noqa: ANN401
+    """Returns the class of `transformers` of an encoder-decoder model of texts.
+
+    Returns None for other models. `architectures`: as for `check_kind`.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+
+    mapping: Any = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    if not getattr(config, "is_encoder_decoder", False) or type(config) not in mapping:
+        return None
+    if _media(config):
+        return None
+    found: type = mapping[type(config)]
+    return found if not architectures or found.__name__ in architectures else None
 
 
 def _kind_of(architectures: Sequence[str]) -> str | None:

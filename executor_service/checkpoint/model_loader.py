@@ -31,6 +31,7 @@ from executor_service.checkpoint.kv_scales import is_kv_scale, read_kv_scales
 from executor_service.checkpoint.model_kind import (
     causal_classes,
     check_kind,
+    encoder_decoder_class,
     is_causal,
     text_part,
     wrapper_class,
@@ -60,6 +61,7 @@ from executor_service.errors import (
     one_line,
 )
 from executor_service.model import (
+    EncoderDecoder,
     LoadedModel,
     check_config,
     check_model_class,
@@ -122,7 +124,10 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     check_config(config, text_config)
     rope = fix_rope(text_config, max_model_len)
     tokenizer = read_tokenizer(checkpoint, config)
-    model = read_model(checkpoint, config, model_config)
+    whole = model = read_model(checkpoint, config, model_config)
+    if encoder_decoder_class(config, checkpoint.architectures) is not None:
+        with torch.inference_mode():
+            model = EncoderDecoder(whole, max_model_len)
     with aligned_targets(model) as targets:
         profile = try_model(model, text_config, max_model_len)
     release_file_pages()
@@ -142,7 +147,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     return LoadedModel(
         model=model,
         name=model_config.name or checkpoint.name,
-        architecture=type(model).__name__,
+        architecture=type(whole).__name__,
         digest=_digest(checkpoint, rope),
         dtype=model.dtype,
         kv_dtype=kv_dtype,
@@ -161,8 +166,9 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         expected=profile.expected,
         default_sampling=generation_config.sampling,
         quantization=checkpoint.quantization,
-        adapter_targets=targets,
-        base_tensor=base_tensors(checkpoint, model),
+        # Adapters of encoders are not applied.
+        adapter_targets={} if isinstance(model, EncoderDecoder) else targets,
+        base_tensor=base_tensors(checkpoint, whole),
     )
 
 
@@ -369,6 +375,10 @@ def _auto_class(config: Any, architectures: Sequence[str]) -> tuple[Any, bool]: 
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    encoder_decoder = encoder_decoder_class(config, architectures)
+    if encoder_decoder is not None:
+        check_model_class(encoder_decoder, counts_positions=False)
+        return encoder_decoder, False
     wrapper = wrapper_class(config, architectures)
     if wrapper is not None and not is_causal(config, architectures):
         return wrapper, True

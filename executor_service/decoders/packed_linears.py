@@ -58,6 +58,9 @@ class _Prepared:
 class PackedLinearModule(nn.Module):
     """Replacement of a linear layer, with packed copies of its weights. An AdaptingLinear."""
 
+    # T5 converts its inputs to the dtype of a weight here, if there is one.
+    weight: Tensor | None = None
+
     def __init__(
         self,
         library: NativeLibrary,

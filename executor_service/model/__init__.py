@@ -17,6 +17,7 @@ from executor_service.model.adapter_slots import (
     ChooseAdding,
     PassUpdates,
 )
+from executor_service.model.encoder_decoder import EncoderDecoder
 from executor_service.model.input_batch import (
     InputBatch,
     PassRows,
@@ -41,6 +42,7 @@ from executor_service.model.loaded_model import (
 )
 from executor_service.model.paged_model import (
     AdaptingModel,
+    EncodingModel,
     LayerStates,
     MakeModel,
     PagedModel,
@@ -96,6 +98,8 @@ __all__ = [
     "AddLowRank",
     "BaseTensor",
     "ChooseAdding",
+    "EncoderDecoder",
+    "EncodingModel",
     "ExpectedLogits",
     "ExpertsUpdate",
     "InputBatch",

@@ -24,6 +24,7 @@ from splitserve_kernels.draw_rows import DrawRows
 from splitserve_kernels.paged_batch import (
     PagedBatch,
     RowLayout,
+    build_paged_batch,
     lay_out_decodes,
     lay_out_rows,
 )
@@ -60,12 +61,33 @@ class AwaitedInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossTokens:
+    """Encoder tokens to which the input tokens attend.
+
+    `block_tables`: [T, X] int32, their blocks. `num_encoder_tokens`: [T] int32, at least 1.
+    """
+
+    block_tables: Int32Array
+    num_encoder_tokens: Int32Array
+
+    def batch(self, block_size: int, device: torch.device) -> PagedBatch:
+        """Returns the batch of cross attention, for which each input token is a row.
+
+        Such a row is the last of its encoder's tokens, so that it sees them all.
+        """
+        num_tokens = torch.from_numpy(self.num_encoder_tokens)
+        tables, new = torch.from_numpy(self.block_tables), torch.ones_like(num_tokens)
+        return build_paged_batch(tables, num_tokens - 1, new, block_size, device)
+
+
+@dataclass(frozen=True, slots=True)
 class PassRows:
     """Rows of a pass on the host, laid end to end.
 
     `token_ids`: [T] int64, arbitrary where awaited. `num_computed_tokens`: [R] int64.
     `block_tables`: [R, M] int32. `logits_index`: [S + P] int64. `resident`: the block tables that
-    the device keeps; None if it keeps none. `adapted`: None if no row has an adapter.
+    the device keeps; None if it keeps none. `adapted`: None if no row has an adapter. `cross`: None
+    without an encoder.
     """
 
     token_ids: Int64Array
@@ -76,6 +98,7 @@ class PassRows:
     awaited: AwaitedInputs | None = None
     resident: ResidentRows | None = None
     adapted: AdaptedTokens | None = None
+    cross: CrossTokens | None = None
 
     @property
     def num_rows(self) -> int:
@@ -247,9 +270,16 @@ def lay_out(
     resident = None
     if resident_tables is not None:
         resident = ResidentRows(resident_tables, step.row_ids[rows_in_order].astype(np.int64))
-    adapted = _adapted(step, selected, line_of_token, input_indexes, adapters)
     rows = PassRows(
-        token_ids, computed[order], tables, layout, logits_index, awaited, resident, adapted
+        token_ids,
+        computed[order],
+        tables,
+        layout,
+        logits_index,
+        awaited,
+        resident,
+        _adapted(step, selected, line_of_token, input_indexes, adapters),
+        _cross(step, selected, line_of_token, input_indexes),
     )
     return readout, rows
 
@@ -292,6 +322,7 @@ def _lay_out_decodes(
         awaited=_awaited(step, selected, selected, sampled),
         resident=resident,
         adapted=_adapted(step, selected, selected, selected, adapters),
+        cross=_cross(step, selected, selected, selected),
     )
     return Readout(sampling_rows, none, none), rows
 
@@ -318,6 +349,20 @@ def _adapted(
     of_token = np.empty(len(input_indexes), np.int32)
     of_token[input_indexes] = of_line[line_of_token]
     return AdaptedTokens(tuple(map(adapters.__getitem__, indexes)), of_token)
+
+
+def _cross(
+    step: StepInput,
+    selected: Int64Array,
+    line_of_token: Int64Array,
+    input_indexes: Int64Array,
+) -> CrossTokens | None:
+    """Returns the encoder tokens of each input token; the arguments are those of `_adapted`."""
+    if step.cross is None:
+        return None
+    rows = np.empty_like(input_indexes)
+    rows[input_indexes] = selected[line_of_token]
+    return CrossTokens(step.cross.block_tables[rows], step.cross.num_encoder_tokens[rows])
 
 
 def send_rows(rows: PassRows, uploads: Uploads) -> PassTensors:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from executor_service.device import LayerShape
 from executor_service.errors import ModelUnsupported
 from executor_service.model.adapter import AdapterLimits, BaseTensor, Target, no_base_tensor
+from executor_service.model.encoder_decoder import EncoderDecoder
 from executor_service.model.rope_scaling import scaled_positions
 from executor_service.steps import DefaultSampling, TokenizerFile
 from splitserve_kernels.paged_batch import AttentionOptions, KVScales
@@ -78,6 +79,16 @@ class LoadedModel:
     base_tensor: BaseTensor = no_base_tensor
 
     @property
+    def has_encoder(self) -> bool:
+        """Whether tokens attend to those of an encoder."""
+        return isinstance(self.model, EncoderDecoder)
+
+    @property
+    def max_encoder_tokens(self) -> int | None:
+        """Most tokens that the encoder takes; None for no limit, or without an encoder."""
+        return self.model.max_encoder_tokens if isinstance(self.model, EncoderDecoder) else None
+
+    @property
     def layer_windows(self) -> tuple[int | None, ...]:
         """Sliding window of each layer in tokens, as in `sliding_window`."""
         return tuple(options.sliding_window for options in self.layer_options)
@@ -131,6 +142,7 @@ _DEFAULT_MODEL_LEN = 2048
 _NUM_POSITIONS = (
     "max_position_embeddings",
     "max_target_positions",
+    "max_decoder_position_embeddings",
     "max_sequence_length",
     "max_seq_length",
     "max_seq_len",
@@ -181,14 +193,17 @@ def check_config(config: Any, text_config: Any) -> None:  # noqa: ANN401
         raise ModelUnsupported(f"{name}: {reason}: {_SERVED_INSTEAD}")
 
 
-def check_model_class(model_class: type) -> None:
-    """Raises ModelUnsupported for a class that keeps state or attends in its own way."""
+def check_model_class(model_class: type, *, counts_positions: bool = True) -> None:
+    """Raises ModelUnsupported for a class that keeps state or attends in its own way.
+
+    `counts_positions`: whether its own code counts the positions of tokens.
+    """
     name = model_class.__name__
     # Both attributes are internal to transformers; without them the trial after loading refuses
     # the model, only later.
     if getattr(model_class, "_is_stateful", False):
         raise ModelUnsupported(f"{name}: keeps a recurrent state: {_SERVED_INSTEAD}")
-    if _numbers_from_padding(model_class):
+    if counts_positions and _numbers_from_padding(model_class):
         reason = "positions start after pad_token_id, not at 0"
         raise ModelUnsupported(f"{name}: {reason}: {_SERVED_INSTEAD}")
     uses_interface = getattr(model_class, "_can_set_attn_implementation", None)

@@ -17,12 +17,13 @@ from executor_service.errors import ModelUnsupported
 from executor_service.model.adapted_linears import AdaptedLinears, linear_slots
 from executor_service.model.adapter import Adapter
 from executor_service.model.adapter_slots import AdapterSlots, ChooseAdding
+from executor_service.model.encoder_decoder import EncoderDecoder
 from executor_service.model.input_batch import InputBatch
 from executor_service.model.loaded_model import LoadedModel
 from executor_service.model.transformers_attention import StepContext, bind
 from splitserve_kernels import reference
 from splitserve_kernels.decoder_inputs import RunRows
-from splitserve_kernels.paged_batch import AttentionBackend
+from splitserve_kernels.paged_batch import AttentionBackend, build_paged_batch
 
 
 class PagedModel(Protocol):
@@ -59,6 +60,15 @@ class RunningModel(PagedModel, Protocol):
         written for them, within the row's slots. All other tokens and KV, up to the slot before the
         last token's, are the same as from as many passes of one token.
         """
+        ...
+
+
+@runtime_checkable
+class EncodingModel(PagedModel, Protocol):
+    """PagedModel that may have an encoder (`LoadedModel.has_encoder`)."""
+
+    def encode(self, token_ids: Tensor, blocks: Tensor) -> None:
+        """Encodes `token_ids` [E] int64, and writes keys and values of all layers into `blocks`."""
         ...
 
 
@@ -140,8 +150,14 @@ class TransformersModel:
         """
         self.slots = slots
         self._loaded = loaded
-        self._context = StepContext(cache, backend, loaded.attention_modules)
-        bind(loaded.attention_modules, self._context)
+        cross_modules: tuple[nn.Module, ...] = ()
+        if isinstance(loaded.model, EncoderDecoder):
+            loaded.model.serve()
+            cross_modules = loaded.model.cross_modules
+        self._cache = cache
+        self._backend = backend
+        self._context = StepContext(cache, backend, loaded.attention_modules, cross_modules)
+        bind((*loaded.attention_modules, *cross_modules), self._context)
         self._adapted = AdaptedLinears(loaded, slots)
         self._revealed: tuple[LayerStates, TakeStates] | None = None
 
@@ -156,7 +172,10 @@ class TransformersModel:
             self.slots.prepare(adapter)
 
     def logits(self, batch: InputBatch) -> Tensor:
-        self._context.begin_forward(batch.paged)
+        cross = batch.rows.cross
+        if cross is not None:
+            cross_batch = cross.batch(self._cache.block_size, self._cache.device)
+        self._context.begin_forward(batch.paged, None if cross is None else cross_batch)
         keep = {"logits_to_keep": batch.logits_index} if self._loaded.keeps_logits else {}
         with self._adapted.applied(batch):
             output = self._loaded.model(
@@ -173,6 +192,16 @@ class TransformersModel:
             logits = logits[batch.logits_index]
         # Some output heads are padded beyond the last token of the embedding.
         return logits[:, : self._loaded.vocab_size].float()
+
+    def encode(self, token_ids: Tensor, blocks: Tensor) -> None:
+        model, device = self._loaded.model, self._cache.device
+        assert isinstance(model, EncoderDecoder), "the executor supports cross attention"
+        states = model.encode(token_ids.to(device)[None])
+        none, all_tokens = torch.zeros(1, dtype=torch.int64), torch.tensor([len(token_ids)])
+        batch = build_paged_batch(blocks[None], none, all_tokens, self._cache.block_size, device)
+        for layer, (key, value) in enumerate(model.cross_keys_and_values(states)):
+            pools = self._cache.key_pools[layer], self._cache.value_pools[layer]
+            self._backend.write_kv(key, value, *pools, batch, self._cache.scales[layer])
 
     def embed(self, token_ids: Tensor) -> Tensor:
         table: Any = self._loaded.model

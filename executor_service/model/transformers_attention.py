@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from executor_service.device import KVCache, LayerShape
 from executor_service.errors import ModelUnsupported
@@ -29,6 +31,20 @@ from splitserve_kernels.paged_batch import (
 
 IMPLEMENTATION_NAME = "splitserve_paged"
 _CONTEXT_ATTRIBUTE = "_splitserve_context"
+_ATTENDING_ATTRIBUTE = "_splitserve_attending"
+# Buffer [H, n] of a module; see `AttentionOptions.relative_bias`.
+RELATIVE_BIAS = "_splitserve_relative_bias"
+
+
+class Attending(Enum):
+    """What a module of an encoder-decoder model attends to, unless it is a decoder's own tokens.
+
+    ENCODER: a module of the encoder, to all tokens. CROSS: a decoder's, to the encoder's tokens.
+    """
+
+    ENCODER = "encoder"
+    CROSS = "cross"
+
 
 # Arguments that models pass to an attention implementation and that change nothing here: they are
 # either implied (causal, no dropout, positions) or meant for other implementations.
@@ -67,22 +83,52 @@ class AttentionContext(Protocol):
         """Stores `key` [T, G, D] and `value` [T, G, E]. Returns the output [T, H, E]."""
         ...
 
+    def attend_to_encoder(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """Attends to an encoder's tokens. Returns the output [T, H, E].
+
+        `key`, `value`: made of the encoder's output of the pass, which may be a placeholder.
+        """
+        ...
+
 
 class StepContext:
     """Attends through the KV pools, for the batch of the current forward pass."""
 
     def __init__(
-        self, cache: KVCache, backend: AttentionBackend, modules: Iterable[nn.Module]
+        self,
+        cache: KVCache,
+        backend: AttentionBackend,
+        modules: Iterable[nn.Module],
+        cross_modules: Iterable[nn.Module] = (),
     ) -> None:
-        """Prepares attention of `modules`, which are in the order of the layers of `cache`."""
+        """Prepares attention of `modules`, which are in the order of the layers of `cache`.
+
+        `cross_modules`: those of cross attention, in the same order.
+        """
         self._cache = cache
         self._backend = backend
-        self._layers = {module: layer for layer, module in enumerate(modules)}
+        self._layers = {
+            module: layer
+            for every in (modules, cross_modules)
+            for layer, module in enumerate(every)
+        }
         self._batch: PagedBatch | None = None
+        self._cross: PagedBatch | None = None
 
-    def begin_forward(self, batch: PagedBatch) -> None:
-        """Sets the batch of the next forward pass."""
-        self._batch = batch
+    def begin_forward(self, batch: PagedBatch, cross: PagedBatch | None = None) -> None:
+        """Sets the batch of the next forward pass.
+
+        `cross`: of cross attention, in which each token is a row that attends to its encoder's
+        tokens; None if the model has no cross attention.
+        """
+        self._batch, self._cross = batch, cross
 
     def attend(
         self,
@@ -101,6 +147,26 @@ class StepContext:
             query, key_pool, value_pool, self._batch, options, scales
         )
 
+    def attend_to_encoder(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        options: AttentionOptions,
+    ) -> Tensor:
+        del key, value  # of a placeholder
+        assert self._cross is not None, "rows of this model have encoder tokens"
+        layer = self._layers[module]
+        return self._backend.paged_attention(
+            query,
+            self._cache.key_pools[layer],
+            self._cache.value_pools[layer],
+            self._cross,
+            options,
+            self._cache.scales[layer],
+        )
+
 
 def bind(modules: Iterable[nn.Module], context: AttentionContext) -> None:
     """Makes `modules` attend through `context` from now on."""
@@ -113,6 +179,12 @@ def unbind(modules: Iterable[nn.Module]) -> None:
     for module in modules:
         if hasattr(module, _CONTEXT_ATTRIBUTE):
             delattr(module, _CONTEXT_ATTRIBUTE)
+
+
+def mark(modules: Iterable[nn.Module], attending: Attending) -> None:
+    """Notes what `modules` attend to."""
+    for module in modules:
+        setattr(module, _ATTENDING_ATTRIBUTE, attending)
 
 
 def context_of(module: nn.Module) -> AttentionContext | None:
@@ -149,18 +221,40 @@ def _attention_forward(
     Returns ([1, T, H, E], None). Raises ModelUnsupported for an unknown argument that would change
     the result.
     """
-    _refuse_unknown_arguments(module, attention_mask, kwargs)
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    attending: Attending | None = getattr(module, _ATTENDING_ATTRIBUTE, None)
+    if attending is Attending.ENCODER:
+        return _attend_to_all(query, key, value, scale, kwargs), None
+    relative_bias = getattr(module, RELATIVE_BIAS, None)
+    if attending is Attending.CROSS or relative_bias is not None:
+        # Of cross attention it is zeros; otherwise the module's own bias is used.
+        kwargs.pop("position_bias", None)
+    if attending is not Attending.CROSS:
+        _refuse_unknown_arguments(module, attention_mask, kwargs)
     context: AttentionContext = getattr(module, _CONTEXT_ATTRIBUTE)
     options = AttentionOptions(
-        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        scale=scale,
         sliding_window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
+        relative_bias=relative_bias,
     )
-    attended = context.attend(
+    attend = context.attend if attending is None else context.attend_to_encoder
+    attended = attend(
         module, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), options
     )
     return attended.unsqueeze(0), None
+
+
+def _attend_to_all(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, kwargs: dict[str, Any]
+) -> Tensor:
+    """Attends as an encoder does, in which one sequence is alone. Returns [1, T, H, E]."""
+    bias: Tensor | None = kwargs.get("position_bias")
+    attended = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=bias, scale=scale
+    )
+    return attended.transpose(1, 2)
 
 
 def _refuse_unknown_arguments(
@@ -248,8 +342,34 @@ class ProbeContext:
             output = (output * (1 + self.rounding_noise * signs)).to(output.dtype)
         return output
 
+    def attend_to_encoder(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        options: AttentionOptions,
+    ) -> Tensor:
+        """Attends on blocks made of `key` and `value`, in which each token is a row."""
+        del module
+        num_tokens, num_keys = len(query), len(key)
+        pools = []
+        for heads in (key, value):
+            pool = heads.new_zeros(-(-num_keys // SCRATCH_BLOCK_SIZE), *self._block_of(heads))
+            pool.flatten(0, 1)[:num_keys] = heads
+            pools.append(pool)
+        tables = torch.arange(len(pools[0])).expand(num_tokens, -1)
+        computed, new = (torch.full((num_tokens,), n) for n in (num_keys - 1, 1))
+        batch = build_paged_batch(tables, computed, new, SCRATCH_BLOCK_SIZE, query.device)
+        key_pool, value_pool = pools
+        return reference.paged_attention(query, key_pool, value_pool, batch, options)
+
     def _new_pool(self, heads: Tensor) -> Tensor:
-        return heads.new_zeros(self.num_blocks, SCRATCH_BLOCK_SIZE, *heads.shape[1:])
+        return heads.new_zeros(self.num_blocks, *self._block_of(heads))
+
+    @staticmethod
+    def _block_of(heads: Tensor) -> tuple[int, ...]:
+        return (SCRATCH_BLOCK_SIZE, *heads.shape[1:])
 
 
 def num_scratch_blocks(tokens: Tensor, block_size: int = SCRATCH_BLOCK_SIZE) -> int:

@@ -17,6 +17,7 @@ from executor_service.device import KVCache, ResidentTables, SampledTokens, Uplo
 from executor_service.errors import StepFailed
 from executor_service.model import (
     Adapter,
+    EncodingModel,
     InputBatch,
     LoadedAdapters,
     LoadedModel,
@@ -28,6 +29,7 @@ from executor_service.runner.static_inputs import MOST_PROMPTS
 from executor_service.sampling import SamplingRows, draw_rows
 from executor_service.steps import (
     BoolArray,
+    Int32Array,
     Int64Array,
     LogprobColumns,
     RowStatus,
@@ -40,6 +42,7 @@ from splitserve_kernels.draw_rows import DrawRows
 
 _logger = logging.getLogger(__name__)
 
+_NO_ENCODER_TOKENS = "the row has no encoder tokens, which this model needs"
 _LEANS_ON_FAILED_ROW = "reads KV blocks that a failed row of the same step was to fill"
 
 
@@ -74,12 +77,15 @@ class ForwardPass:
     def run(self, step: StepInput) -> ForwardResult:
         """Computes all rows of `step`, at least one.
 
-        A row whose computation raises fails alone, and so does a row without its adapter. Raises
+        A row whose computation raises fails alone, and so does a row without its adapter, or
+        without the encoder tokens that the model needs. Raises
         StepFailed if there are several rows and every one raises. An error that no row explains
         (out of memory, a lost device) is passed on.
         """
         rows = np.arange(step.num_rows)
         errors = self._batches.missing_adapters(step)
+        if isinstance(self._model, EncodingModel) and self._loaded.has_encoder:
+            errors |= self._encode(self._model, step)
         if not errors:
             return self._run_apart(step, rows)
         rows = np.delete(rows, list(errors))
@@ -87,6 +93,41 @@ class ForwardPass:
             return self._merge([], errors)
         result = self._run_apart(step, rows)
         return replace(result, row_errors=result.row_errors | errors)
+
+    def _encode(self, model: EncodingModel, step: StepInput) -> dict[int, str]:
+        """Encodes the encoder tokens that the rows of `step` bring.
+
+        Returns the error text of each row that has none, or that reads blocks whose tokens could
+        not be encoded.
+        """
+        cross = step.cross
+        if cross is None:
+            return dict.fromkeys(range(step.num_rows), _NO_ENCODER_TOKENS)
+        without = np.flatnonzero(cross.num_encoder_tokens == 0).tolist()
+        errors = dict.fromkeys(without, _NO_ENCODER_TOKENS)
+        for row, token_ids in enumerate(cross.encoder_token_ids):
+            if not len(token_ids):
+                continue
+            blocks = cross.block_tables[row, : -(-len(token_ids) // self._cache.block_size)]
+            why_not = self._encode_row(model, token_ids, blocks)
+            if why_not:
+                readers = np.isin(cross.block_tables, blocks).any(axis=1)
+                errors |= dict.fromkeys(np.flatnonzero(readers).tolist(), why_not)
+        return errors
+
+    def _encode_row(self, model: EncodingModel, token_ids: Int32Array, blocks: Int32Array) -> str:
+        """Encodes tokens. Returns why that cannot be done; empty if it is done."""
+        most = self._loaded.max_encoder_tokens
+        if most is not None and len(token_ids) > most:
+            return f"the row has {len(token_ids)} encoder tokens; allowed: at most {most}"
+        try:
+            model.encode(torch.from_numpy(token_ids.astype(np.int64)), torch.from_numpy(blocks))
+        except Exception as error:
+            if is_beyond_rows(error):
+                raise
+            _logger.exception("encoding_failed num_tokens=%d", len(token_ids))
+            return _describe(error)
+        return ""
 
     def _run_apart(self, step: StepInput, rows: Int64Array) -> ForwardResult:
         """Computes `rows` in one pass; row by row if that raises."""

@@ -24,6 +24,7 @@ from executor_service.steps import (
     NO_MOVES,
     BlockMoves,
     BlockTables,
+    CrossInput,
     ParamRows,
     RowStatus,
     SamplingParams,
@@ -67,7 +68,7 @@ def compile_kernels(
     small = [(new, each) for new in step_sizes(most_tokens, most_rows) for each in _ALL_PARAMS]
     full = [(new, _ALL_PARAMS[0]) for new in full_step_sizes(most_tokens, most_rows)]
     for num_new, params in small + full:
-        step = make_step(num_new, params, loaded.vocab_size, runner)
+        step = make_step(num_new, params, loaded, runner)
         execute_step(runner, step)
     num_steps = len(small) + len(full)
     slots = slots_of(runner.model)
@@ -80,7 +81,7 @@ def compile_kernels(
 
 def _run_adapted(runner: ModelRunner, loaded: LoadedModel, adapter: Adapter) -> None:
     """Runs a step whose row has `adapter`. Nothing about the rows makes other kernels of it."""
-    step = make_step([1], _ALL_PARAMS[0], loaded.vocab_size, runner)
+    step = make_step([1], _ALL_PARAMS[0], loaded, runner)
     before = runner.adapters.by_name
     runner.adapters.by_name = {adapter.name: adapter}
     try:
@@ -116,11 +117,12 @@ def full_step_sizes(most_tokens: int, most_rows: int) -> Iterator[list[int]]:
 
 
 def make_step(
-    num_new_tokens: list[int], params: SamplingParams, vocab_size: int, runner: ModelRunner
+    num_new_tokens: list[int], params: SamplingParams, loaded: LoadedModel, runner: ModelRunner
 ) -> StepInput:
     """Builds a step whose rows follow one computed token, all in block 0. Its results mean nothing.
 
-    Rows overwrite each other's tokens. If there is another block, it is copied to block 0 first.
+    Rows overwrite each other's tokens. If there is another block, it is copied to block 0 first. An
+    encoder encodes one token.
     """
     num_rows, cache = len(num_new_tokens), runner.cache
     new, computed = np.array(num_new_tokens, np.int32), np.ones(num_rows, np.int32)
@@ -139,7 +141,7 @@ def make_step(
         row_ids=np.arange(num_rows, dtype=np.int32),
         num_computed_tokens=computed,
         num_new_tokens=new,
-        token_ids=(np.arange(new.sum()) % vocab_size).astype(np.int32),
+        token_ids=(np.arange(new.sum()) % loaded.vocab_size).astype(np.int32),
         samples=np.ones(num_rows, np.bool_),
         block_tables=tables,
         tables=BlockTables.of(tables),
@@ -147,6 +149,16 @@ def make_step(
         seeds=np.arange(num_rows, dtype=np.int64),
         sampling_params=ParamRows.of([params] * num_rows),
         histories=[history if params.needs_history else None] * num_rows,
+        cross=_one_encoder_token(num_rows) if loaded.has_encoder else None,
+    )
+
+
+def _one_encoder_token(num_rows: int) -> CrossInput:
+    token, none = np.zeros(1, np.int32), np.empty(0, np.int32)
+    return CrossInput(
+        num_encoder_tokens=np.ones(num_rows, np.int32),
+        block_tables=np.zeros((num_rows, 1), np.int32),
+        encoder_token_ids=[token, *[none] * (num_rows - 1)],
     )
 
 
@@ -192,7 +204,7 @@ def _make_step(
     runner: ModelRunner, loaded: LoadedModel, num_new: int, num_computed: int
 ) -> StepInput:
     """Builds a step of one row, all of whose tokens are in block 0."""
-    step = make_step([num_new], SamplingParams(temperature=0.0), loaded.vocab_size, runner)
+    step = make_step([num_new], SamplingParams(temperature=0.0), loaded, runner)
     width = -(-(num_computed + num_new) // runner.cache.block_size)
     return replace(
         step,

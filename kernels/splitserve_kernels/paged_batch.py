@@ -55,13 +55,16 @@ class AttentionOptions:
 
     `scale` multiplies the dot products. `sliding_window` w: the token at position i attends to
     position j only if i - j < w. `softcap` c: scores become c * tanh(score / c). `sinks`: [H], one
-    more score per head that takes part in the softmax and has no value.
+    more score per head that takes part in the softmax and has no value. `relative_bias`: [H, n],
+    added to the scores, after any softcap, of keys 0, 1, ... tokens before the query; the last
+    column is for all further ones.
     """
 
     scale: float
     sliding_window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    relative_bias: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,9 +142,13 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions
         scores = options.softcap * torch.tanh(scores / options.softcap)
     query_positions = torch.arange(num_tokens - num_new, num_tokens, device=query.device)[:, None]
     key_positions = torch.arange(num_tokens, device=query.device)[None, :]
-    visible = key_positions <= query_positions
+    distances = query_positions - key_positions
+    if options.relative_bias is not None:
+        last = options.relative_bias.shape[1] - 1
+        scores = scores + options.relative_bias.float()[:, distances.clamp(0, last)]
+    visible = distances >= 0
     if options.sliding_window is not None:
-        visible &= query_positions - key_positions < options.sliding_window
+        visible &= distances < options.sliding_window
     scores = scores.masked_fill(~visible, -torch.inf)
     if options.sinks is not None:
         sinks = options.sinks.float()[:, None, None].expand(num_heads, num_new, 1)

@@ -90,6 +90,7 @@ class CAttentionLayer(ctypes.Structure):
         ("values", _Pointer),
         ("output", _Pointer),
         ("sinks", _Pointer),
+        ("relative_bias", _Pointer),
         ("query_stride", _I64),
         ("key_stride", _I64),
         ("value_stride", _I64),
@@ -99,6 +100,7 @@ class CAttentionLayer(ctypes.Structure):
         ("value_dim", _I32),
         ("block_size", _I32),
         ("sliding_window", _I32),
+        ("num_distances", _I32),
         ("scale", _F32),
         ("softcap", _F32),
     )

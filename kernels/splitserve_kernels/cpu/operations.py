@@ -93,12 +93,15 @@ class NativeAttention:
             query = query.contiguous()
         output = query.new_empty(query.shape[0], query.shape[1], value_pool.shape[3])
         sinks = None if options.sinks is None else options.sinks.to(torch.float32).contiguous()
+        bias = options.relative_bias
+        bias = None if bias is None else bias.to(torch.float32).contiguous()
         layer = CAttentionLayer(
             query=pointer(query),
             keys=pointer(key_pool),
             values=pointer(value_pool),
             output=pointer(output),
             sinks=pointer(sinks),
+            relative_bias=pointer(bias),
             query_stride=query.stride(0),
             key_stride=key_pool.stride(0),
             value_stride=value_pool.stride(0),
@@ -108,6 +111,7 @@ class NativeAttention:
             value_dim=value_pool.shape[3],
             block_size=key_pool.shape[1],
             sliding_window=options.sliding_window or 0,
+            num_distances=0 if bias is None else bias.shape[1],
             scale=options.scale,
             softcap=options.softcap or 0.0,
         )

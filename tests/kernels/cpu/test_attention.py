@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from splitserve_kernels.cpu import NativeAttention, NativeLibrary, why_not_native_attention
 from splitserve_kernels.paged_batch import AttentionOptions
@@ -46,6 +47,13 @@ WINDOWED = Shape(4, 2, 32, 64, 8, ((100, 1), (0, 90), (63, 30), (1100, 2)))
 
 _SINKS = torch.linspace(-2, 9, PLAIN.num_heads)
 _SINKS[3] = -torch.inf
+
+
+def _bias(shape: Shape, count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(count)
+    return 3 * torch.randn(shape.num_heads, count, generator=generator)
+
+
 CASES: tuple[tuple[Shape, AttentionOptions], ...] = (
     *((shape, AttentionOptions(scale=shape.key_dim**-0.5)) for shape in SHAPES),
     *(
@@ -68,6 +76,10 @@ CASES: tuple[tuple[Shape, AttentionOptions], ...] = (
     # Scores of up to 100, where tanh is 1 or -1.
     *((PLAIN, AttentionOptions(scale=3.0, softcap=softcap)) for softcap in (0.5, 30.0)),
     (PLAIN, AttentionOptions(scale=0.3, sliding_window=50, sinks=_SINKS)),
+    *(
+        (shape, AttentionOptions(scale=0.2, softcap=5.0, relative_bias=_bias(shape, count)))
+        for shape, count in ((PLAIN, 1), (PLAIN, 37), (SHAPES[5], 128), (SHAPES[3], 70))
+    ),
     # Rows without tokens.
     *((GAPS, AttentionOptions(scale=0.3, sliding_window=window)) for window in (None, 10)),
 )

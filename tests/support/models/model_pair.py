@@ -32,7 +32,7 @@ from scheduler_service.scheduler.values import (
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import EngineWithQueue
 from tests.support.core.in_process import InProcessEngine
-from tests.support.models.tiny_models import make_tiny_model
+from tests.support.models.tiny_models import auto_class, make_tiny_model
 from tests.support.steps.step_driver import Row, make_step
 
 _EARLY_STOPPING: Mapping[EarlyStopping, bool | str] = MappingProxyType(
@@ -46,9 +46,9 @@ _EARLY_STOPPING: Mapping[EarlyStopping, bool | str] = MappingProxyType(
 
 def load_reference(directory: Path) -> Any:  # noqa: ANN401
     """The model as transformers runs it, in the checkpoint's data type."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    return AutoModelForCausalLM.from_pretrained(directory)
+    return auto_class(AutoConfig.from_pretrained(directory)).from_pretrained(directory)
 
 
 def generate_greedily(reference: Any, prompt: list[int], num_tokens: int) -> list[int]:  # noqa: ANN401

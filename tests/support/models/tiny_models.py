@@ -250,7 +250,6 @@ _RECIPES: Mapping[str, _Recipe] = {
             **_EXPERTS,
         },
     ),
-    "t5": _Recipe("T5Config", {}),
 }
 
 ARCHITECTURES: tuple[str, ...] = tuple(_RECIPES)

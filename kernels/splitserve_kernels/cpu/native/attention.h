@@ -98,6 +98,9 @@ class AttentionWorker {
     scratch_.rows[row] = layer_.query + token * layer_.query_stride + head * layer_.head_dim;
     scratch_.weight_rows[row] = scratch_.weights.data() + row * kTile;
     scratch_.positions[row] = first_position(part) + index_in_part / group_;
+    if (layer_.relative_bias) {
+      scratch_.biases[row] = layer_.relative_bias + size_t(head) * layer_.num_distances;
+    }
   }
 
   int first_position(const AttentionPart& part) const {
@@ -274,7 +277,7 @@ class AttentionWorker {
       Floats most = splat(kNone);
       for (int v = 0; v < kVectors; ++v) {
         const Floats dots = load(scratch_.scores.data() + i * kTile + v * kLanes);
-        scores[v] = masked(capped(dots), v * kLanes, low, high);
+        scores[v] = masked(biased(capped(dots), i, tile + v * kLanes), v * kLanes, low, high);
         most = max(most, scores[v]);
       }
       const float maximum = std::max(state.maximum[i], largest(most));
@@ -308,6 +311,17 @@ class AttentionWorker {
     const Floats x = scores / layer_.softcap;
     const Floats bounded = x > 10.0f ? splat(10.0f) : x;
     return layer_.softcap * (1.0f - 2.0f / (exp(2.0f * bounded) + 1.0f));
+  }
+
+  // Adds the bias of each key's distance to the scores of row `i`; `key`: position of the first.
+  Floats biased(Floats scores, int i, int key) const {
+    if (!layer_.relative_bias) return scores;
+    const int distance = scratch_.positions[i] - key;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      scores[lane] +=
+          scratch_.biases[i][std::clamp(distance - lane, 0, layer_.num_distances - 1)];
+    }
+    return scores;
   }
 
   static Floats masked(Floats scores, int first_lane, int low, int high) {

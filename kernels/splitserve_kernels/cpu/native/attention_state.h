@@ -17,7 +17,9 @@ constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 // What all rows of a layer share. `keys`, `values`: pools, blocks `key_stride` and `value_stride`
 // numbers apart. `query`: [T, H, D] with tokens `query_stride` numbers apart; `output`: [T, H, E],
-// contiguous. `sinks`: [H] or null. `sliding_window`: 0 for none; `softcap`: 0 for none.
+// contiguous. `sinks`: [H] or null. `relative_bias`: [H, num_distances] or null, added to the scores
+// of keys so many tokens back; the last one is for all that are further. `sliding_window`: 0 for
+// none; `softcap`: 0 for none.
 template <class T>
 struct AttentionLayer {
   const T* query;
@@ -25,8 +27,10 @@ struct AttentionLayer {
   const T* values;
   T* output;
   const float* sinks;
+  const float* relative_bias;
   int64_t query_stride, key_stride, value_stride;
   int32_t num_heads, num_kv_heads, head_dim, value_dim, block_size, sliding_window;
+  int32_t num_distances;
   float scale, softcap;
 
   KVBlocks<T> blocks() const { return {block_size, num_kv_heads, head_dim, value_dim}; }
@@ -58,6 +62,7 @@ class AttentionScratch {
     grow(rows, size_t(num_rows));
     grow(weight_rows, size_t(num_rows));
     grow(positions, size_t(num_rows));
+    grow(biases, size_t(num_rows));
   }
 
   std::vector<uint32_t> tiles;
@@ -65,6 +70,7 @@ class AttentionScratch {
   std::vector<T> weights;
   std::vector<const T*> rows, weight_rows;
   std::vector<int> positions;
+  std::vector<const float*> biases;
 
  private:
   template <class V>

@@ -81,7 +81,8 @@ def test_load_model_prefers_eos_of_the_generation_config(llama: Path) -> None:
         ("mamba", {}, "mamba: .* recurrent state"),
         ("qwen3_next", {}, "qwen3_next: linear attention keeps a recurrent state"),
         ("lfm2", {}, "lfm2: convolution layers keep a state"),
-        ("t5", {}, "t5: encoder-decoder"),
+        ("led", {}, "LEDForConditionalGeneration: bypasses transformers' attention interface"),
+        ("t5gemma", {}, "T5GemmaDecoderLayer has no encoder_attn or EncDecAttention"),
     ],
 )
 def test_load_model_refuses_by_name_when_it_cannot_serve(

@@ -265,8 +265,18 @@ KINDS: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "qwen2", "is_causal": False}, ENCODER),
     ({"model_type": "bert-generation"}, ENCODER),
     # With an encoder, or made to have one.
-    ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "encoder-decoder"),
-    ({"model_type": "bart", "is_encoder_decoder": True}, "encoder-decoder"),
+    (
+        {"model_type": "t5", "architectures": ["T5ForQuestionAnswering"]},
+        "encoder-decoder",
+    ),
+    (
+        {
+            "model_type": "bart",
+            "architectures": ["BartForSequenceClassification"],
+            "is_encoder_decoder": True,
+        },
+        "encoder-decoder",
+    ),
     ({"model_type": "whisper", "is_encoder_decoder": True}, "encoder-decoder"),
     (
         {"model_type": "bart", "architectures": ["BartForCausalLM"], "is_encoder_decoder": False},

@@ -98,6 +98,8 @@ class _Context:
         self.options = options
         return value
 
+    attend_to_encoder = attend
+
 
 def _attend(**kwargs: object) -> AttentionOptions:
     register_attention()
