@@ -231,7 +231,7 @@ class Driver:
         return await self.membership.drain(address, timeout_s)
 
     async def load_ahead(self, adapter: str) -> None:
-        """Has an executor load an adapter, if one has a slot for it, and returns when it has.
+        """Loads an adapter at an executor that has a slot for it; returns at once if none has.
 
         `adapter`: the reference of a version whose files are held. Raises
         DomainError(ADAPTER_INVALID) if the executor cannot load it.

@@ -62,7 +62,7 @@ class AdapterRows:
 
 
 class PassUpdates:
-    """What the adapters of a pass add."""
+    """Low-rank updates of the adapters of a pass."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ The decoder's own tokens attend through the pools like those of any model. Its c
 cross blocks, which hold the keys and values that the cross attention of each layer makes of the
 encoder's output. The code of `transformers` computes everything else: each token of the decoder
 gets its position in place of the one that the code would count, and the place of the encoder's
-output is taken by a row of zeros, whose keys and values nobody reads.
+output is taken by a row of zeros, of which no keys and values are computed.
 
 Shape letters: Q sequences, L decoder tokens of each, V vocabulary, W width of the model, E encoder
 tokens, P positions, H query heads, n distances, G key/value heads, D head size.
@@ -33,6 +33,8 @@ from splitserve_kernels.paged_batch import AttentionOptions
 
 _CROSS_NAMES = ("encoder_attn", "EncDecAttention")
 _SELF_NAMES = ("self_attn", "SelfAttention")
+# Of cross attention, what makes keys and values.
+_PROJECTIONS = ("k_proj", "v_proj", "k", "v")
 _POSITIONS = "embed_positions"
 _FINAL_BIAS = "final_logits_bias"
 _NUM_TRIED_TOKENS = 12
@@ -64,6 +66,7 @@ class EncoderDecoder(nn.Module):
         _join_final_bias(whole)
         _keep_relative_biases(self.attention_modules)
         self._positions = _keep_positions(whole, max_model_len)
+        _add_switches(self.cross_modules)
         tokens = torch.randint(3, whole.config.vocab_size, (1, _NUM_TRIED_TOKENS))
         self.register_buffer("encoder_states", self.encode(tokens.to(self.device)), False)
 
@@ -106,8 +109,14 @@ class EncoderDecoder(nn.Module):
         return positions.num_embeddings - int(getattr(positions, "offset", 0))
 
     def serve(self) -> None:
-        """From now on cross attention reads what a context has, and no encoder output."""
+        """Ends the trials: cross attention reads what a context has, and no encoder output."""
         self.encoder_states = self.encoder_states.new_zeros(1, 1, self.encoder_states.shape[2])
+        self._switch(is_on=False)
+
+    def _switch(self, *, is_on: bool) -> None:
+        for module in self.whole.get_decoder().modules():
+            if isinstance(module, _Projection):
+                module.is_on = is_on
 
     def forward(
         self,
@@ -147,14 +156,18 @@ class EncoderDecoder(nn.Module):
     def cross_keys_and_values(self, states: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields keys and values, [E, G, D] each, that each layer makes of `states` [1, E, W]."""
         query = states.new_zeros(1, 1, states.shape[2])
-        for module in self.cross_modules:
-            context, caught = context_of(module), _Caught()
-            bind([module], caught)
-            try:
-                module(query, key_value_states=states)
-            finally:
-                unbind([module]) if context is None else bind([module], context)
-            yield caught.key, caught.value
+        self._switch(is_on=True)
+        try:
+            for module in self.cross_modules:
+                context, caught = context_of(module), _Caught()
+                bind([module], caught)
+                try:
+                    module(query, key_value_states=states)
+                finally:
+                    unbind([module]) if context is None else bind([module], context)
+                yield caught.key, caught.value
+        finally:
+            self._switch(is_on=False)
 
 
 class _Caught:
@@ -218,6 +231,30 @@ def _join_final_bias(whole: Any) -> None:  # noqa: ANN401
     if isinstance(bias, Tensor) and head.bias is None:
         head.bias = nn.Parameter(bias.detach()[0].clone(), requires_grad=False)
         setattr(whole, _FINAL_BIAS, bias.new_zeros(1, 1))
+
+
+class _Projection(nn.Module):
+    """A linear layer that can be switched off: then its outputs are zeros, without its weights."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+        self.is_on = True
+        self._num_outputs = linear.out_features
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.is_on:
+            outputs: Tensor = self.linear(inputs)
+            return outputs
+        return inputs.new_zeros(*inputs.shape[:-1], self._num_outputs)
+
+
+def _add_switches(modules: tuple[nn.Module, ...]) -> None:
+    """Gives switches to the layers that make keys and values for `modules` of cross attention."""
+    for module in modules:
+        for name, linear in list(module.named_children()):
+            if name in _PROJECTIONS and isinstance(linear, nn.Linear):
+                setattr(module, name, _Projection(linear))
 
 
 class _Positions(nn.Module):
