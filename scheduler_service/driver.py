@@ -231,7 +231,7 @@ class Driver:
         return await self.membership.drain(address, timeout_s)
 
     async def load_ahead(self, adapter: str) -> None:
-        """Loads an adapter at an executor that has a slot for it; returns at once if none has.
+        """Loads an adapter before any request names it, if an executor has a slot for it.
 
         `adapter`: the reference of a version whose files are held. Raises
         DomainError(ADAPTER_INVALID) if the executor cannot load it.

@@ -38,10 +38,11 @@ _LAYERS = {
 
 @dataclass(frozen=True, slots=True)
 class ExpertPlace:
-    """What a module of an adapter changes. `expert`: one alone; None for all.
+    """Place in the matrices of experts that a module of an adapter changes.
 
-    `half`: gate (0) or up (1) of `gate_up_proj`; None for the whole matrix. `parameter`: its name
-    in the way of the adapter's other names, for patterns of the configuration.
+    `expert`: number of the only one; None for all experts. `half`: gate (0) or up (1) of
+    `gate_up_proj`; None for the whole matrix. `parameter`: its name in the way of the adapter's
+    other names, for patterns of the configuration.
     """
 
     target: Target

@@ -173,7 +173,7 @@ def _can_change(target: Target, module: nn.Module, arguments: Any, output: Any) 
 
 
 def _num_rows(target: Target, arguments: tuple[Tensor, ...]) -> int:
-    """Returns the rows that a module gets; 0 if it is called in another way."""
+    """Counts the input rows of a call; 0 if the module is called in another way."""
     if len(arguments) < (_NUM_EXPERTS_ARGUMENTS if target.num_experts else 1):
         return 0
     if target.num_experts:

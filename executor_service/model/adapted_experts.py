@@ -34,7 +34,7 @@ _NUM_COMPARED = 2
 
 @dataclass(frozen=True, slots=True)
 class ExpertsChange:
-    """What an adapter changes in the matrices of experts; None: nothing."""
+    """Updates of the experts' matrices by one adapter; None for an unchanged matrix."""
 
     gate_up: ExpertsUpdate | None
     down: ExpertsUpdate | None

@@ -55,7 +55,7 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What an adapter changes in a layer, for `rows` of it; None for nothing."""
+    """Change of a layer's `rows` by one adapter; None for what stays."""
 
     adapter: Adapter
     rows: Tensor

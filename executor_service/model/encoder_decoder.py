@@ -63,6 +63,10 @@ class EncoderDecoder(nn.Module):
         self.dtype: torch.dtype = whole.dtype
         mark(whole.get_encoder().modules(), Attending.ENCODER)
         mark(self.cross_modules, Attending.CROSS)
+        for module in self.attention_modules:
+            causal: Any = module
+            # Some versions of transformers do not say so of UMT5; the trial shows that it is so.
+            causal.is_causal = True
         _join_final_bias(whole)
         _keep_relative_biases(self.attention_modules)
         self._positions = _keep_positions(whole, max_model_len)
@@ -98,11 +102,13 @@ class EncoderDecoder(nn.Module):
 
     def set_attn_implementation(self, name: str) -> None:
         """Switches attention to an implementation of `transformers`, by name."""
-        self.whole.set_attn_implementation(name)
+        # Some versions of transformers leave out parts with configurations of their own.
+        for part in (self.whole, self.whole.get_encoder(), self.whole.get_decoder()):
+            part.set_attn_implementation(name)
 
     @property
     def max_encoder_tokens(self) -> int | None:
-        """Most tokens that the encoder takes; None for no limit."""
+        """Limit of encoder tokens by the embedded positions; None without such embeddings."""
         positions: Any = getattr(self.whole.get_encoder(), _POSITIONS, None)
         if not isinstance(positions, nn.Embedding):
             return None

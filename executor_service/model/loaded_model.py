@@ -85,7 +85,7 @@ class LoadedModel:
 
     @property
     def max_encoder_tokens(self) -> int | None:
-        """Most tokens that the encoder takes; None for no limit, or without an encoder."""
+        """Limit of encoder tokens in a row; None without a limit or an encoder."""
         return self.model.max_encoder_tokens if isinstance(self.model, EncoderDecoder) else None
 
     @property

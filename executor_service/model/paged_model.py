@@ -120,7 +120,7 @@ class SlottedModel(AdaptingModel, Protocol):
 
     @property
     def slots(self) -> AdapterSlots | None:
-        """Slots of adapters; None if there are none."""
+        """Adapter slots of the model; None if its adapters have none."""
         ...
 
 

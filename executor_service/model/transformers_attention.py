@@ -37,7 +37,7 @@ RELATIVE_BIAS = "_splitserve_relative_bias"
 
 
 class Attending(Enum):
-    """What a module of an encoder-decoder model attends to, unless it is a decoder's own tokens.
+    """Kind of attention in an encoder-decoder model, other than a decoder's to its own tokens.
 
     ENCODER: a module of the encoder, to all tokens. CROSS: a decoder's, to the encoder's tokens.
     """

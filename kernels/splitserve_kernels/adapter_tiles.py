@@ -57,10 +57,10 @@ class SlotLinear:
 
 
 class PackedSlot:
-    """What a slot holds of an adapter. The object keeps the matrices in memory."""
+    """Content of a slot: addresses of an adapter's matrices, which this object keeps in memory."""
 
     def __init__(self, updates: Sequence[LowRankUpdate | None]) -> None:
-        """`updates`: of the parts of all layers, None for none."""
+        """Packs the `updates` of the parts of all layers; None for an unchanged part."""
         self._kept: list[Tensor] = []
         # [parts, NUM_WORDS] int64. All words are 0 where the adapter changes nothing; the address
         # of a gain or bias is 0 for none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -21,6 +21,7 @@ from scheduler_service.scheduler.values import (
     Request,
     SamplingParams,
 )
+from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_kernels.cpu import NativeLibrary
 from tests.support.covering import covering
 from tests.support.models.model_pair import ModelPair, ObservedEngine, model_pairs
@@ -40,6 +41,7 @@ ARCHITECTURES = (
     "blenderbot-small",
 )
 NUM_OUTPUT_TOKENS = 12
+UNLUCKY = 13
 # (encoder tokens, decoder prompt): two requests have the same encoder's input.
 LENGTHS = ((1, 1), (19, 3), (19, 1), (40, 17), (7, 2))
 
@@ -102,6 +104,17 @@ def _request(
     )
 
 
+class EngineOfErrors(ObservedEngine):
+    """Lets rows fail. `errors`: their texts."""
+
+    def __init__(self, pair: ModelPair, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(pair, **options)
+        self.errors: list[str] = []
+
+    def _check(self, result: pb.StepResult) -> None:
+        self.errors += [error.message for error in result.row_errors]
+
+
 class EncodedPair:
     """An encoder-decoder model, run by Hugging Face and by us."""
 
@@ -143,12 +156,19 @@ class EncodedPair:
 
     def engine(self, name: str = TORCH, **options: object) -> ObservedEngine:
         """Returns an engine with the code of a value of --attention-backend."""
+        return ObservedEngine(self.pair, **self._options(name, options))
+
+    def engine_of_errors(self, **options: object) -> EngineOfErrors:
+        """Returns an engine in plain torch whose rows may fail."""
+        return EngineOfErrors(self.pair, **self._options(TORCH, options))
+
+    def _options(self, name: str, options: Mapping[str, object]) -> dict[str, Any]:
         values: dict[str, Any] = {
             "block_size": 8,
             "num_device_blocks": 64,
             "features": frozenset(Feature),
         }
-        return ObservedEngine(self.pair, compute=self._computes[name], **(values | options))
+        return {**values, "compute": self._computes[name], **options}
 
 
 @pytest.fixture(scope="module")
@@ -254,17 +274,45 @@ def test_encoder_runs_once_for_all_sequences_of_a_request(
     assert lengths == [40, 39]
 
 
-def test_row_without_encoder_tokens_fails_alone(
-    encoded_pair_of: Callable[[str], EncodedPair],
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        ([], "the row has no encoder tokens"),
+        ([7] * 513, "the row has 513 encoder tokens; allowed: at most 512"),
+        ([UNLUCKY] * 9, "ValueError in the forward pass"),
+    ],
+    ids=("none", "too_many", "raises"),
+)
+def test_rows_whose_encoder_tokens_cannot_be_encoded_fail_alone(
+    encoder: list[int], message: str, encoded_pair_of: Callable[[str], EncodedPair]
 ) -> None:
-    encoded = encoded_pair_of("t5")
-    encoder, prompt = encoded.questions[1]
-    engine = encoded.engine()
-    without, with_tokens = _request(0, [], prompt), _request(1, encoder, prompt)
-    for request in (without, with_tokens):
+    encoded = encoded_pair_of("bart")
+    good, prompt = encoded.questions[3]
+    engine = encoded.engine_of_errors(num_device_blocks=128, depth=1)
+    refuse_unlucky(engine)
+    # Both sequences of the bad request read the same blocks.
+    requests = [_request(0, encoder, prompt, n=2), _request(1, good, prompt)]
+    for request in requests:
         engine.add(request)
-    with pytest.raises(AssertionError, match="no encoder tokens"):
-        engine.run()
+    engine.run()
+    assert engine.errors
+    assert all(message in each for each in engine.errors)
+    assert [request.error is None for request in requests] == [False, True]
+    expected = encoded.answer(good, prompt)[0, len(prompt) :].tolist()
+    assert engine.delivered["1"] == [expected]
+
+
+def refuse_unlucky(engine: ObservedEngine) -> None:
+    """Makes the encoder raise for inputs that are nothing but one token again and again."""
+    model: Any = engine.runner.model
+    encode = model.encode
+
+    def picky(token_ids: Tensor, blocks: Tensor) -> None:
+        if set(token_ids.tolist()) == {UNLUCKY}:
+            raise ValueError("the test asked for it")
+        encode(token_ids, blocks)
+
+    model.encode = picky
 
 
 def count_encodings(engine: ObservedEngine) -> list[int]:
