@@ -422,8 +422,9 @@ def _decoder_token_ids(
         start = getattr(config, "decoder_start_token_id", None)
     if forced is None:
         forced = getattr(config, "forced_bos_token_id", None)
-    found = (start,) if forced is None else (start, forced)
-    if all(isinstance(each, int) and 0 <= each < vocab_size for each in found):
+    wanted = (start,) if forced is None else (start, forced)
+    found = tuple(each for each in wanted if isinstance(each, int) and 0 <= each < vocab_size)
+    if found == wanted:
         return found
     _log.warning(
         "decoder_start_unknown decoder_start_token_id=%s forced_bos_token_id=%s: requests have to"
