@@ -43,6 +43,7 @@ from executor_service.steps import (
     MAX_NUM_DRAFTS,
     SAMPLING_FEATURES,
     AdapterSupport,
+    EncoderInfo,
     ExecutorInfo,
     ExecutorLimits,
     Feature,
@@ -270,6 +271,12 @@ def _cache_config(
     return replace(sizes, memory_fraction=config.memory_fraction, max_cpu_pool_bytes=None)
 
 
+def _encoder(loaded: LoadedModel) -> EncoderInfo | None:
+    if not loaded.has_encoder:
+        return None
+    return EncoderInfo(loaded.max_encoder_tokens or 0, loaded.decoder_token_ids)
+
+
 def _describe(
     config: ExecutorConfig, executor_epoch: int, loaded: LoadedModel, runner: ModelRunner
 ) -> ExecutorInfo:
@@ -288,6 +295,7 @@ def _describe(
             sliding_window=loaded.sliding_window,
             default_sampling=loaded.default_sampling,
             quantization=loaded.quantization or "",
+            encoder=_encoder(loaded),
         ),
         block_size=cache.block_size,
         num_device_blocks=cache.num_device_blocks,

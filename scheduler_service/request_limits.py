@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NewType
 
-from scheduler_service.scheduler.engine.planning import check_prompt_length
+from scheduler_service.scheduler.engine.planning import check_encoder_length, check_prompt_length
 from scheduler_service.scheduler.values import SchedulerConfig
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_contract import MAX_SEQUENCES, DomainError
@@ -53,6 +53,7 @@ def check_lengths(message: api.GenerateRequest, config: SchedulerConfig) -> None
         _check_count("resume_sequences", len(sequence.token_ids), config.max_model_len)
     check_prompt_length(len(message.prompt_token_ids), config)
     num_encoder_tokens = len(message.encoder_token_ids)
+    check_encoder_length(num_encoder_tokens, config)
     if num_encoder_tokens > config.num_device_slots:
         raise DomainError(
             "NEVER_FITS_KV_CACHE",

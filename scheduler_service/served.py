@@ -55,6 +55,12 @@ class Served:
         return config.max_len if config is not None else 0
 
     @property
+    def max_encoder_tokens(self) -> int:
+        """Most encoder tokens that some connected executor allows; 0 without an encoder."""
+        config = self.largest_config
+        return 0 if config is None else config.max_encoder_tokens or 0
+
+    @property
     def max_num_sequences(self) -> int:
         """Largest number of sequences of one request that some connected executor allows."""
         return min(self._scheduler.capabilities.max_num_seqs, MAX_SEQUENCES)

@@ -51,6 +51,7 @@ from splitserve_client.resumable_request import ResumableRequest, Submission, cu
 from splitserve_client.scheduler_info import (
     Adapter,
     DrainedExecutor,
+    Encoder,
     Executor,
     ExecutorList,
     Explanation,
@@ -135,6 +136,7 @@ __all__ = [
     "Draining",
     "EarlyStopping",
     "Elsewhere",
+    "Encoder",
     "End",
     "Executor",
     "ExecutorList",

@@ -10,6 +10,7 @@ from splitserve.scheduler.v1 import admin_pb2, scheduler_pb2
 from splitserve_client.errors import RequestFailed, error_of_reason
 from splitserve_client.scheduler_info import (
     Adapter,
+    Encoder,
     Executor,
     ExecutorList,
     Identity,
@@ -197,7 +198,12 @@ def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
         _decode_default_sampling(model.default_sampling_params),
         _READINESS.get(model.readiness, Readiness.UNKNOWN),
         model.quantization,
+        _decode_encoder(model.encoder) if model.HasField("encoder") else None,
     )
+
+
+def _decode_encoder(encoder: scheduler_pb2.EncoderInfo) -> Encoder:
+    return Encoder(encoder.max_tokens, tuple(encoder.decoder_token_ids))
 
 
 def decode_identity(response: scheduler_pb2.IdentifyResponse) -> Identity:

@@ -171,6 +171,18 @@ class Readiness(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Encoder:
+    """Encoder of a model: requests need `encoder_token_ids`, at most `max_tokens`.
+
+    `decoder_token_ids`: the prompt with which the decoder begins by the model's configuration;
+    empty if that is unknown.
+    """
+
+    max_tokens: int
+    decoder_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """Served model. Token ids are 0 .. vocab_size-1.
 
@@ -178,7 +190,7 @@ class Model:
     by default: pass `replace(model.default_sampling_params, max_tokens=100)` or
     `params.with_defaults(model.default_sampling_params)`. `readiness`: of the scheduler, at the
     time of the call. `quantization`: format of the quantised weights in the checkpoint; empty for
-    plain ones.
+    plain ones. `encoder`: None for decoder-only models.
     """
 
     name: str
@@ -190,6 +202,7 @@ class Model:
     default_sampling_params: SamplingParams = field(default_factory=SamplingParams)
     readiness: Readiness = field(default=Readiness.UNKNOWN, compare=False)
     quantization: str = ""
+    encoder: Encoder | None = None
 
 
 @dataclass(frozen=True, slots=True)

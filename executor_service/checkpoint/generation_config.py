@@ -26,9 +26,15 @@ _MAX_SHOWN_CHARS = 80
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """Contents of generation_config.json. `eos_token_ids`: None if the file has none."""
+    """Contents of generation_config.json. `eos_token_ids`: None if the file has none.
+
+    `decoder_start`, `forced_bos`: tokens with which the decoder of an encoder-decoder model begins;
+    None for none.
+    """
 
     eos_token_ids: tuple[int, ...] | None = None
+    decoder_start: int | None = None
+    forced_bos: int | None = None
     sampling: DefaultSampling = field(default_factory=DefaultSampling)
 
 
@@ -46,8 +52,19 @@ def read_generation_config(directory: Path, vocab_size: int) -> GenerationConfig
     except (OSError, ValueError) as error:
         _log.warning("generation_config_ignored path=%s error=%r", path, str(error))
         return GenerationConfig()
+
+    def is_token(value: object) -> bool:
+        return _is_int(value) and 0 <= value < vocab_size
+
+    decoder_start, forced_bos = (
+        _field(content, name, is_token, f"a token id from 0 to {vocab_size - 1}")
+        for name in ("decoder_start_token_id", "forced_bos_token_id")
+    )
     return GenerationConfig(
-        read_eos_token_ids(content.get("eos_token_id"), vocab_size), _read_sampling(content)
+        read_eos_token_ids(content.get("eos_token_id"), vocab_size),
+        decoder_start,
+        forced_bos,
+        _read_sampling(content),
     )
 
 

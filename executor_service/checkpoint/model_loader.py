@@ -166,6 +166,9 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         expected=profile.expected,
         default_sampling=generation_config.sampling,
         quantization=checkpoint.quantization,
+        decoder_token_ids=_decoder_token_ids(config, generation_config, vocab_size)
+        if isinstance(model, EncoderDecoder)
+        else (),
         # Adapters of encoders are not applied.
         adapter_targets={} if isinstance(model, EncoderDecoder) else targets,
         base_tensor=base_tensors(checkpoint, whole),
@@ -403,6 +406,33 @@ def _model_class(auto_class: Any, config: Any, architectures: Sequence[str]) -> 
     classes = causal_classes(config)
     named = [classes[name] for name in architectures if name in classes]
     return next(iter((*named, *classes.values())))
+
+
+def _decoder_token_ids(
+    config: Any,  # noqa: ANN401
+    generation_config: GenerationConfig,
+    vocab_size: int,
+) -> tuple[int, ...]:
+    """Returns the tokens with which the decoder of an encoder-decoder model begins.
+
+    Returns none if the checkpoint does not say how it begins.
+    """
+    start, forced = generation_config.decoder_start, generation_config.forced_bos
+    if start is None:
+        start = getattr(config, "decoder_start_token_id", None)
+    if forced is None:
+        forced = getattr(config, "forced_bos_token_id", None)
+    wanted = (start,) if forced is None else (start, forced)
+    found = tuple(each for each in wanted if isinstance(each, int) and 0 <= each < vocab_size)
+    if found == wanted:
+        return found
+    _log.warning(
+        "decoder_start_unknown decoder_start_token_id=%s forced_bos_token_id=%s: requests have to"
+        " name the decoder's first tokens",
+        start,
+        forced,
+    )
+    return ()
 
 
 def _load_error(checkpoint: Checkpoint, error: Exception) -> ExecutorError:

@@ -50,7 +50,8 @@ class LoadedModel:
     `default_sampling`: recommendation of the model's authors. `quantization`: format in which the
     checkpoint has its weights quantised; None for plain ones. `adapter_targets`: layers that an
     adapter may change, by name. `adapter_limits`: of loaded adapters; None if none are served, or
-    without limits. `base_tensor`: reads the checkpoint.
+    without limits. `decoder_token_ids`: with which the decoder of an encoder-decoder model begins;
+    empty for other models. `base_tensor`: reads the checkpoint.
     """
 
     model: nn.Module
@@ -76,6 +77,7 @@ class LoadedModel:
     quantization: str | None = None
     adapter_targets: Mapping[str, Target] = field(default_factory=dict)
     adapter_limits: AdapterLimits | None = None
+    decoder_token_ids: tuple[int, ...] = ()
     base_tensor: BaseTensor = no_base_tensor
 
     @property

@@ -12,6 +12,7 @@ from executor_service.steps import (
     INTERNAL_ERROR_MESSAGE,
     AdapterSupport,
     DefaultSampling,
+    EncoderInfo,
     ExecutorInfo,
     Feature,
     Float32Array,
@@ -139,6 +140,7 @@ def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
             sliding_window_tokens=model.sliding_window,
             default_sampling_params=_encode_default_sampling(model.default_sampling),
             quantization=model.quantization,
+            encoder=_encode_encoder(model.encoder),
         ),
         block_size_tokens=info.block_size,
         num_device_blocks=info.num_device_blocks,
@@ -177,6 +179,14 @@ def _encode_adapter_support(support: AdapterSupport | None) -> pb.AdapterSupport
 
 def _encode_trial_step(trial: TrialStep | None) -> pb.TrialStep | None:
     return None if trial is None else pb.TrialStep(**asdict(trial))
+
+
+def _encode_encoder(encoder: EncoderInfo | None) -> pb.EncoderInfo | None:
+    if encoder is None:
+        return None
+    return pb.EncoderInfo(
+        max_tokens=encoder.max_tokens, decoder_token_ids=encoder.decoder_token_ids
+    )
 
 
 def _encode_default_sampling(sampling: DefaultSampling) -> pb.SamplingParams | None:

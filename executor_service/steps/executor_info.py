@@ -55,6 +55,14 @@ class DefaultSampling(GivenSamplingValues):
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderInfo:
+    """Encoder of a model; see `EncoderInfo` in the proto. `max_tokens`: 0 for no own limit."""
+
+    max_tokens: int
+    decoder_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Model properties for scheduling and clients; see `ModelInfo` in the proto.
 
@@ -71,6 +79,7 @@ class ModelInfo:
     sliding_window: int | None = None
     default_sampling: DefaultSampling = DefaultSampling()
     quantization: str = ""
+    encoder: EncoderInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,8 @@ _TEXTS = MappingProxyType(
     }
 )
 _MAX_ADAPTER_SLOTS = 65536
+_MAX_ENCODER_TOKENS = 2**24
+_MAX_DECODER_TOKENS = 64
 _SHOWN_CHARS = 100
 # Executors of this contract minor and later have sampling version 2 unless they say otherwise.
 _FIRST_MINOR_OF_SAMPLING_2 = 2
@@ -204,6 +206,8 @@ def _check_optional(info: executor.ExecutorInfo) -> None:
     window = info.model.sliding_window_tokens
     if info.model.HasField("sliding_window_tokens") and window < 1:
         raise _invalid("model.sliding_window_tokens", window, "1 or more, or absent")
+    if info.model.HasField("encoder"):
+        _check_encoder(info)
     most = info.limits.max_adapters_per_step
     if (executor.FEATURE_ADAPTERS in info.features) != (most >= 1):
         allowed = "1 or more with FEATURE_ADAPTERS, absent without"
@@ -218,6 +222,24 @@ def _check_optional(info: executor.ExecutorInfo) -> None:
     for name, most in _TRIAL_STEP_RANGES.items() if info.HasField("trial_step") else ():
         if not 1 <= (number := getattr(info.trial_step, name)) <= most:
             raise _invalid(f"trial_step.{name}", number, f"1 to {most}")
+
+
+def _check_encoder(info: executor.ExecutorInfo) -> None:
+    encoder, vocab_size = info.model.encoder, info.model.vocab_size
+    if executor.FEATURE_CROSS_ATTENTION not in info.features:
+        raise _invalid("model.encoder", "present", "absent without FEATURE_CROSS_ATTENTION")
+    if not 0 <= encoder.max_tokens <= _MAX_ENCODER_TOKENS:
+        raise _invalid(
+            "model.encoder.max_tokens", encoder.max_tokens, f"0 to {_MAX_ENCODER_TOKENS}"
+        )
+    token_ids = encoder.decoder_token_ids
+    if len(token_ids) > _MAX_DECODER_TOKENS:
+        allowed = f"{_MAX_DECODER_TOKENS} at most"
+        raise _invalid("model.encoder.decoder_token_ids", f"{len(token_ids)} long", allowed)
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            allowed = f"0 to {vocab_size - 1}"
+            raise _invalid("model.encoder.decoder_token_ids", token_id, allowed)
 
 
 def _invalid(path: str, value: object, allowed: str) -> DomainError:
@@ -285,6 +307,7 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
         eos_token_ids=frozenset(model.eos_token_ids),
         features=_features(info),
         sliding_window=model.sliding_window_tokens if has_window else None,
+        max_encoder_tokens=_max_encoder_tokens(info),
         max_adapters=min(config.max_adapters, limits.max_adapters_per_step),
         num_adapter_slots=info.adapter_support.max_num_loaded,
         model_digest=model.digest,
@@ -293,6 +316,13 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
         ),
         **asdict(config.policies),
     )
+
+
+def _max_encoder_tokens(info: executor.ExecutorInfo) -> int | None:
+    if not info.model.HasField("encoder"):
+        return None
+    slots = info.num_device_blocks * info.block_size_tokens
+    return min(info.model.encoder.max_tokens or slots, slots)
 
 
 def _features(info: executor.ExecutorInfo) -> frozenset[Feature]:

@@ -364,6 +364,15 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             readiness=f"READINESS_{self._readiness().value}",
             max_num_sequences=self._cluster.served.max_num_sequences,
             quantization=model.quantization,
+            encoder=self._encoder_of(model),
+        )
+
+    def _encoder_of(self, model: executor.ModelInfo) -> api.EncoderInfo | None:
+        if not model.HasField("encoder"):
+            return None
+        return api.EncoderInfo(
+            max_tokens=self._cluster.served.max_encoder_tokens,
+            decoder_token_ids=model.encoder.decoder_token_ids,
         )
 
     def _model_for(self, context: grpc.aio.ServicerContext) -> executor.ModelInfo:

@@ -100,7 +100,7 @@ async def chat_generation(
 async def _prompt(
     body: ChatRequest, served: ServedByScheduler, tools: list[Mapping[str, object]] | None
 ) -> EncodedPrompt:
-    if body.prompt_token_ids is None:
+    if body.prompt_token_ids is None or served.model.encoder is not None:
         return await encode_chat(body, served, tools, body.truncate_prompt_tokens)
     token_ids = truncated(body.prompt_token_ids, body.truncate_prompt_tokens, served)
     return chat_of_tokens(token_ids, tokenizer_of(served))

@@ -243,6 +243,7 @@ class _PromptChoices:
             request.served.model.digest,
             request.caller.credential,
             upstream_id(request.own_id, self._prompt_index),
+            self._prompt.encoder_token_ids,
         )
         async with aclosing(upstream_request.events()) as events:
             async for event in events:
@@ -279,8 +280,7 @@ class _PromptChoices:
         return ChoiceEnd(_REASONS[finish.reason], stop_token_id)
 
     def _totals(self, num_cached_tokens: int) -> Totals:
-        num_prompt_tokens = len(self._prompt.token_ids)
-        return Totals(num_prompt_tokens, self._texts.num_output_tokens, num_cached_tokens)
+        return Totals(self._prompt.num_tokens, self._texts.num_output_tokens, num_cached_tokens)
 
 
 async def _cached_tokens_of_rest(events: AsyncGenerator[Tokens | Finish, None]) -> int:
@@ -391,7 +391,7 @@ def refusal(error: InvalidRequest, names: FieldNames) -> ApiError:
     refused = api_error(error)
     name = re.split(r"[ ,\[]", error.message, maxsplit=1)[0]
     if error.reason in _OF_PROMPTS:
-        refused.message = re.sub("^prompt_token_ids", "prompt", refused.message)
+        refused.message = re.sub("^(prompt|encoder)_token_ids", "prompt", refused.message)
         name = "prompt"
     elif name not in names:
         name = name.partition(".")[0]

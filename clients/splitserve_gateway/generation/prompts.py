@@ -44,11 +44,18 @@ class EncodedPrompt:
 
     `is_continued`: the output continues the prompt's text; otherwise the output is a separate text.
     `text`: prompt text for `echo`, or the end of a chat prompt; otherwise empty.
+    `encoder_token_ids`: for the model's encoder, if it has one; `token_ids` are the decoder's then.
     """
 
     token_ids: list[int]
     is_continued: bool
     text: str = ""
+    encoder_token_ids: Sequence[int] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of encoder and decoder."""
+        return len(self.encoder_token_ids) + len(self.token_ids)
 
 
 async def encode_prompts(body: CompletionRequest, served: ServedByScheduler) -> list[EncodedPrompt]:
@@ -63,9 +70,10 @@ async def encode_prompts(body: CompletionRequest, served: ServedByScheduler) -> 
         if isinstance(prompt, str):
             tokenizer = tokenizer_of(served)
             check_chars("prompt", len(prompt), truncate, served)
-        elif truncate is None and len(prompt) > served.model.max_model_len:
+        elif truncate is None and len(prompt) > _most_tokens(served):
             raise _too_long(f"{len(prompt)} tokens", "prompt", served)
     add_special_tokens = body.add_special_tokens is not False
+    decoder = _decoder_prompt(body, served)
 
     def encode(prompt: str | list[int]) -> EncodedPrompt:
         if isinstance(prompt, str):
@@ -73,6 +81,8 @@ async def encode_prompts(body: CompletionRequest, served: ServedByScheduler) -> 
         else:
             token_ids = prompt
         cut = truncated(token_ids, truncate, served)
+        if decoder is not None:
+            return EncodedPrompt(decoder, is_continued=False, encoder_token_ids=cut)
         text = ""
         if body.echo and tokenizer is not None:
             is_whole = isinstance(prompt, str) and len(cut) == len(token_ids)
@@ -84,11 +94,42 @@ async def encode_prompts(body: CompletionRequest, served: ServedByScheduler) -> 
     return await run_off_loop(tokenizer, size, lambda: list(map(encode, prompts)))
 
 
+def _decoder_prompt(body: CompletionRequest, served: ServedByScheduler) -> list[int] | None:
+    """Returns the tokens with which the decoder of a model with an encoder begins.
+
+    Returns None for a model without an encoder. Raises ApiError.
+    """
+    encoder, given = served.model.encoder, body.decoder_prompt
+    if encoder is None:
+        if given is not None:
+            message = "decoder_prompt is set; allowed: null, as the model has no encoder"
+            raise invalid(message, "decoder_prompt")
+        return None
+    if body.echo:
+        message = "echo is true; allowed: false, as the output does not continue the prompt"
+        raise invalid(message, "echo")
+    if not isinstance(given, list) and not encoder.decoder_token_ids:
+        message = "decoder_prompt is no list of token ids, and the model does not say how it begins"
+        raise invalid(message, "decoder_prompt")
+    if given is None:
+        return list(encoder.decoder_token_ids)
+    if isinstance(given, str):
+        token_ids = tokenizer_of(served).encode(given, add_special_tokens=False)
+        return [encoder.decoder_token_ids[0], *token_ids]
+    return given
+
+
+def _most_tokens(served: ServedByScheduler) -> int:
+    """Returns the most tokens that a prompt may have."""
+    encoder = served.model.encoder
+    return served.model.max_model_len if encoder is None else encoder.max_tokens
+
+
 def check_chars(
     param: str, num_chars: int, truncate: int | None, served: ServedByScheduler
 ) -> None:
     """Raises ApiError for a text too long for any tokenization. Runs before encoding."""
-    most = _MAX_TOKEN_CHARS * served.model.max_model_len
+    most = _MAX_TOKEN_CHARS * _most_tokens(served)
     if truncate is None and num_chars > most:
         raise _too_long(f"{num_chars} characters", param, served)
 
@@ -101,7 +142,7 @@ def encode_text(
     Raises ApiError early if the beginning already has too many.
     """
     tokenizer = tokenizer_of(served)
-    most = served.model.max_model_len
+    most = _most_tokens(served)
     num_chars = _MANY_TOKEN_CHARS * most
     if truncate is None and len(text) > 2 * num_chars:
         beginning = tokenizer.encode(text[:num_chars], add_special_tokens=False)
@@ -112,15 +153,19 @@ def encode_text(
 
 
 def _too_long(what: str, param: str, served: ServedByScheduler) -> ApiError:
-    message = f"the prompt has {what}; the model takes at most {served.model.max_model_len} tokens"
+    message = f"the prompt has {what}; the model takes at most {_most_tokens(served)} tokens"
     return invalid(message, param, "context_length_exceeded")
 
 
 def truncated(token_ids: list[int], most: int | None, served: ServedByScheduler) -> list[int]:
-    """Returns the last `most` of `token_ids`; -1 means max_model_len - 1, None means all."""
+    """Returns the last `most` of `token_ids`; -1 means what the model takes, None means all.
+
+    A decoder takes one less than max_model_len, an encoder its maximum.
+    """
     if most is None:
         return token_ids
-    most = served.model.max_model_len - 1 if most == -1 else most
+    if most == -1:
+        most = _most_tokens(served) - (served.model.encoder is None)
     return token_ids[len(token_ids) - most :] if most < len(token_ids) else token_ids
 
 
@@ -208,6 +253,9 @@ async def encode_chat(
     Raises ApiError and SplitserveError.
     """
     _check(body)
+    if served.model.encoder is not None:
+        message = "the model has an encoder and no chats; allowed: POST /v1/completions"
+        raise invalid(message, "messages")
     tokenizer = tokenizer_of(served)
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:

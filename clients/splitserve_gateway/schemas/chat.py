@@ -202,11 +202,16 @@ _Prompt = Annotated[
 
 
 class CompletionRequest(SamplingFields):
-    """Request body of `/v1/completions`. `prompt`: a text, its token ids, or a batch of either."""
+    """Request body of `/v1/completions`. `prompt`: a text, its token ids, or a batch of either.
+
+    A model with an encoder reads `prompt` with it, and its decoder begins with `decoder_prompt`: a
+    text behind the start token, or token ids; None for what the model's configuration says.
+    """
 
     model_config = ConfigDict(json_schema_extra=needs_one_of("prompt", "prompt_token_ids"))
 
     prompt: _Prompt | None = None
+    decoder_prompt: str | TokenIds | None = None
     logprobs: Annotated[Int32 | None, described(minimum=0, maximum=20)] = None
     suffix: Refused = None
 

@@ -58,10 +58,12 @@ class UpstreamRequest:
         model_digest: str,
         credential: str = "",
         request_id: str = "",
+        encoder_token_ids: Sequence[int] = (),
     ) -> None:
         """Prepares the request without submitting it.
 
-        `request_id`: id of the request at schedulers; empty if they need none.
+        `request_id`: id of the request at schedulers; empty if they need none. `encoder_token_ids`:
+        for a model with an encoder.
         """
         if params.seed is None:
             # A fixed seed keeps the same randomness at another scheduler.
@@ -73,6 +75,7 @@ class UpstreamRequest:
         self._model_digest = model_digest
         self._credential = credential
         self._request_id = request_id
+        self._encoder_token_ids = encoder_token_ids
         self._num_tries = 0
         self._came = _Came()
         self._running: SessionRequest | None = None
@@ -100,6 +103,7 @@ class UpstreamRequest:
                 self._prompt_token_ids,
                 self._params,
                 resume_token_ids=self._came.outputs,
+                encoder_token_ids=self._encoder_token_ids,
                 scheduling=self._remaining(began_s),
                 model_digest=self._model_digest,
                 credential=self._credential,

@@ -100,6 +100,7 @@ class SchedulerConfig(PolicyConfig):
     """Configuration of one engine: its executor's pools, the model, limits of a step, policies.
 
     `sliding_window`: most tokens that a layer attends to, for every layer; None without a window.
+    `max_encoder_tokens`: of a request, which then needs some; None if requests need none.
     `max_adapters`: distinct adapters of one step. `num_adapter_slots`: adapters that the executor
     has loaded at once; 0 if it loads none but has its own. `max_params_bytes`: limit on the bytes
     of lists and texts in the sampling parameters of all running requests, equal parameters counted
@@ -128,6 +129,7 @@ class SchedulerConfig(PolicyConfig):
     num_host_blocks: int = 0
     block_bytes: int = 0
     sliding_window: int | None = None
+    max_encoder_tokens: int | None = None
     max_adapters: int = 0
     num_adapter_slots: int = 0
     model_digest: str = ""
@@ -211,6 +213,7 @@ _LEAST = {
     "num_host_blocks": 0,
     "block_bytes": 0,
     "sliding_window": 1,
+    "max_encoder_tokens": 1,
     "max_adapters": 0,
     "num_adapter_slots": 0,
     "max_params_bytes": 0,

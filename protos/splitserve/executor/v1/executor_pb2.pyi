@@ -220,7 +220,7 @@ class TrialStep(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., num_attended: _Optional[int] = ..., took_us: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "digest", "dtype", "kv_cache_dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "sliding_window_tokens", "default_sampling_params", "quantization")
+    __slots__ = ("name", "digest", "dtype", "kv_cache_dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "sliding_window_tokens", "default_sampling_params", "quantization", "encoder")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +231,7 @@ class ModelInfo(_message.Message):
     SLIDING_WINDOW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     dtype: str
@@ -241,7 +242,16 @@ class ModelInfo(_message.Message):
     sliding_window_tokens: int
     default_sampling_params: SamplingParams
     quantization: str
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., sliding_window_tokens: _Optional[int] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., quantization: _Optional[str] = ...) -> None: ...
+    encoder: EncoderInfo
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., sliding_window_tokens: _Optional[int] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., quantization: _Optional[str] = ..., encoder: _Optional[_Union[EncoderInfo, _Mapping]] = ...) -> None: ...
+
+class EncoderInfo(_message.Message):
+    __slots__ = ("max_tokens", "decoder_token_ids")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    decoder_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, max_tokens: _Optional[int] = ..., decoder_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ExecutorLimits(_message.Message):
     __slots__ = ("max_num_rows", "max_num_batched_tokens", "max_message_bytes", "max_inflight_steps", "max_adapters_per_step")

@@ -343,7 +343,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "digest", "dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "max_num_sequences", "max_message_bytes", "default_sampling_params", "readiness", "quantization")
+    __slots__ = ("name", "digest", "dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "max_num_sequences", "max_message_bytes", "default_sampling_params", "readiness", "quantization", "encoder")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -355,6 +355,7 @@ class GetModelResponse(_message.Message):
     DEFAULT_SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     READINESS_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     dtype: str
@@ -366,7 +367,16 @@ class GetModelResponse(_message.Message):
     default_sampling_params: SamplingParams
     readiness: Readiness
     quantization: str
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_sequences: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., readiness: _Optional[_Union[Readiness, str]] = ..., quantization: _Optional[str] = ...) -> None: ...
+    encoder: EncoderInfo
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_sequences: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., readiness: _Optional[_Union[Readiness, str]] = ..., quantization: _Optional[str] = ..., encoder: _Optional[_Union[EncoderInfo, _Mapping]] = ...) -> None: ...
+
+class EncoderInfo(_message.Message):
+    __slots__ = ("max_tokens", "decoder_token_ids")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    decoder_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, max_tokens: _Optional[int] = ..., decoder_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class IdentifyRequest(_message.Message):
     __slots__ = ("credential",)

@@ -1,6 +1,7 @@
 """Planning of the next step: arrival checks, admission, and the tokens that each row computes."""
 
 from scheduler_service.scheduler.engine.planning.arrival_checks import (
+    check_encoder_length,
     check_prompt_length,
     check_request,
     fits,
@@ -30,6 +31,7 @@ __all__ = [
     "QueueState",
     "Room",
     "StepPlanner",
+    "check_encoder_length",
     "check_prompt_length",
     "check_request",
     "earliest_finish_ns",

@@ -66,6 +66,24 @@ def check_prompt_length(num_prompt_tokens: int, config: SchedulerConfig) -> None
         )
 
 
+def check_encoder_length(num_encoder_tokens: int, config: SchedulerConfig) -> None:
+    """Raises DomainError if no request may have `num_encoder_tokens` encoder tokens."""
+    most = config.max_encoder_tokens
+    if most is None:
+        return
+    if num_encoder_tokens == 0:
+        raise DomainError(
+            "PROMPT_EMPTY",
+            "encoder_token_ids is empty; allowed: 1 or more tokens, as the model has an encoder",
+        )
+    if num_encoder_tokens > most:
+        raise DomainError(
+            "PROMPT_TOO_LONG",
+            f"encoder_token_ids has {num_encoder_tokens} tokens; allowed: at most {most}, the limit"
+            " of the model's encoder",
+        )
+
+
 def _check_token_ids(token_ids: Int32Array, vocab_size: int) -> None:
     # Read as unsigned, a negative id is larger than any vocabulary.
     if token_ids.view(np.uint32).max() < vocab_size:
@@ -125,6 +143,8 @@ def _check_features(request: Request, config: SchedulerConfig) -> None:
 def _check_length(request: Request, config: SchedulerConfig) -> None:
     num_prompt_tokens = request.sequence.num_prompt_tokens
     check_prompt_length(num_prompt_tokens, config)
+    encoder = request.encoder_token_ids
+    check_encoder_length(0 if encoder is None else len(encoder), config)
     num_sequences = request.num_rows_wanted
     if num_sequences > config.max_num_seqs:
         raise DomainError(
