@@ -41,7 +41,11 @@ TOGETHER: dict[str, Json] = {
 
 
 # What this model, or a model at all, cannot do.
-OF_THE_MODEL = ("is not served; available", "this model has no end-of-sequence token")
+OF_THE_MODEL = (
+    "is not served; available",
+    "this model has no end-of-sequence token",
+    "as the model has no encoder",
+)
 
 
 class Examples:
