@@ -51,7 +51,7 @@ def round_to_8_bits(weight: Tensor, dtype: torch.dtype) -> PackedWeight:
     codes, scales = (torch.cat(each) for each in zip(*parts, strict=True))
     return PackedWeight(
         planes=planes_of_codes(codes, 8),
-        values=centred_values(8),
+        values=centred_values(8).to(codes.device),
         scales=GroupValues(scales),
         group_size=GROUP_SIZE,
         dtype=dtype,
@@ -67,7 +67,7 @@ def round_to_float8(weight: Tensor, dtype: torch.dtype) -> PackedWeight:
     codes, scales = (torch.cat(each) for each in zip(*parts, strict=True))
     return PackedWeight(
         planes=planes_of_codes(codes, 8),
-        values=float8_values(_FLOAT8),
+        values=float8_values(_FLOAT8).to(codes.device),
         scales=GroupValues(scales),
         group_size=weight.shape[1],
         dtype=dtype,

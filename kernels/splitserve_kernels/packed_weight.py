@@ -103,6 +103,7 @@ class PackedWeight:
     `zero_points` and `offsets` is set. `input_order`: [K] int64, the input that each column of the
     codes belongs to; None if they are in order. `dtype`: in which the layer computes.
     `has_float8_inputs`: the checkpoint was made for inputs that are rounded to float8_e4m3fn.
+    Raises ValueError if they are not all on one device.
     """
 
     planes: tuple[CodePlane, ...]
@@ -115,6 +116,11 @@ class PackedWeight:
     offsets: GroupValues | None = None
     input_order: Tensor | None = None
     has_float8_inputs: bool = False
+
+    def __post_init__(self) -> None:
+        devices = {str(tensor.device) for tensor in self._tensors()}
+        if len(devices) > 1:
+            raise ValueError(f"packed weights on several devices: {', '.join(sorted(devices))}")
 
     @property
     def shape(self) -> tuple[int, int]:

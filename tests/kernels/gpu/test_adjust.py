@@ -131,7 +131,7 @@ def test_adjust_passes_logits_on_when_no_row_asks_for_anything_now(device: torch
     assert triton_adjust(logits, rows, Uploads(device, streams_of(device))) is logits
 
 
-def test_adjust_sends_all_it_needs_in_one_copy() -> None:
+def test_adjust_sends_all_it_needs_in_one_copy(device: torch.device) -> None:
     sizes: list[int] = []
 
     class _Pinned(HostStreams):
@@ -150,8 +150,8 @@ def test_adjust_sends_all_it_needs_in_one_copy() -> None:
         [[1, 2, 3]] * 3,
         masks,
     )
-    device = torch.device("cpu")
-    adjusted = triton_adjust(torch.zeros(3, 9), rows, Uploads(device, _Pinned()))
+    logits = torch.zeros(3, 9, device=device)
+    adjusted = triton_adjust(logits, rows, Uploads(device, _Pinned()))
     assert adjusted.tolist() == [[0.0] * 9, [0.0, 0.0, 0.0, 1.0] + [0.0] * 5, [0.0] * 9]
     assert len(sizes) == 1
     assert sizes[0] >= words.nbytes

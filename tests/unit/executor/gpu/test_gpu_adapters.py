@@ -43,7 +43,12 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from executor_service.decoders import GpuQuantizedLinear, gpu_decoder
 from executor_service.decoders.gpu_decoder import GpuDecoder, GpuDecoderModel, decoder_slots
+from splitserve_kernels.gpu.attention import backend as triton_attention
 from splitserve_kernels.gpu.low_rank import add_low_rank
+
+
+# Plain torch waits for a GPU, so that nothing can be recorded there.
+ATTENTION = triton_attention if torch.cuda.is_available() else reference
 
 LIMITS = AdapterLimits(max_num=2, max_rank=16)
 TEXTS = (TOKENS, TOKENS, [88, 3, 14, 15, 92, 65], [7, 17, 42])
@@ -121,7 +126,7 @@ class Case:
 
 
 def _transformers(loaded: LoadedModel, cache: KVCache) -> PagedModel:
-    return attending_with(reference, lambda: add_low_rank)(loaded, cache)
+    return attending_with(ATTENTION, lambda: add_low_rank)(loaded, cache)
 
 
 @pytest.fixture
@@ -140,7 +145,7 @@ def _without_kernels_of_layers(monkeypatch: pytest.MonkeyPatch, device: torch.de
 
 def _decoder(loaded: LoadedModel, cache: KVCache) -> PagedModel:
     slots = decoder_slots(loaded, lambda: add_low_rank)
-    return GpuDecoderModel(GpuDecoder(loaded, reference), cache, slots)
+    return GpuDecoderModel(GpuDecoder(loaded, ATTENTION), cache, slots)
 
 
 class Replays:
@@ -311,7 +316,7 @@ def test_kernels_of_all_layers_are_compiled_before_the_first_adapter(
         seen.append(linear.sizes)
 
     def make_model(loaded: LoadedModel, cache: KVCache) -> PagedModel:
-        decoder = GpuDecoder(loaded, reference)
+        decoder = GpuDecoder(loaded, ATTENTION)
         return GpuDecoderModel(decoder, cache, decoder_slots(loaded, lambda: add))
 
     runner = build_runner(case.loaded, CacheConfig(4, 16, num_host_blocks=0), make_model)

@@ -53,6 +53,13 @@ def test_round_to_float8_gives_the_codes_of_a_cast_by_torch() -> None:
     assert torch.equal(packed.dequantized(torch.float32), codes.float() * scales)
 
 
+@pytest.mark.parametrize("name", ROUNDINGS)
+def test_rounded_weights_stay_on_their_device(name: str) -> None:
+    rounding = ROUNDINGS[name]
+    for round_to in (rounding.head, rounding.others):
+        round_to(torch.empty(64, 64, device="meta"), torch.float32)  # raises otherwise
+
+
 def test_round_to_float8_changes_weights_by_at_most_half_a_step() -> None:
     errors = (round_to_float8(WEIGHT, torch.float32).dequantized() - WEIGHT).abs()
 
