@@ -14,10 +14,12 @@ from splitserve_client.codec import decode_adapter, decode_executors, decode_ide
 from splitserve_client.connection import Connection
 from splitserve_client.generation import (
     Generation,
+    Pooled,
     RequestOptions,
     TextGeneration,
     collect_generation,
     collect_text,
+    collect_vector,
 )
 from splitserve_client.resumable_request import ResumableRequest, Submission, stream_resumed
 from splitserve_client.scheduler_info import (
@@ -48,6 +50,7 @@ from splitserve_text import (
     Finish,
     Message,
     Piece,
+    PoolingParams,
     ResumeTokenIds,
     SamplingParams,
     SchedulingParams,
@@ -143,6 +146,20 @@ class AsyncClient:
         num_completions = params.num_completions if params else 1
         async with aclosing(self.generate(prompt_token_ids, params, **options)) as events:
             return await collect_generation(events, num_completions)
+
+    async def pool(
+        self,
+        prompt_token_ids: Sequence[int],
+        pooling: PoolingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Pooled:
+        """Returns the vector of a text, from a model with `Model.pooling`; options of `generate`.
+
+        `pooling`: None for the embedding, or the scores of a model without embeddings.
+        """
+        params = SamplingParams(pooling=pooling or PoolingParams())
+        async with aclosing(self.generate(prompt_token_ids, params, **options)) as events:
+            return await collect_vector(events)
 
     # -- texts -------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from dataclasses import fields
 from typing import assert_never
 
@@ -15,6 +17,7 @@ from splitserve_client.scheduler_info import (
     ExecutorList,
     Identity,
     Model,
+    Pooling,
     Readiness,
 )
 from splitserve_rpc import duration_from_s
@@ -27,6 +30,8 @@ from splitserve_text import (
     Grammar,
     JsonSchema,
     Lark,
+    PoolingParams,
+    PoolingTask,
     Regex,
     SamplingParams,
     SchedulingParams,
@@ -48,6 +53,10 @@ _FINISH_REASONS = {
     scheduler_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
     scheduler_pb2.FINISH_REASON_MODEL_LENGTH: FinishReason.MODEL_LENGTH,
     scheduler_pb2.FINISH_REASON_ABORTED: FinishReason.ABORTED,
+}
+_POOLING_TASKS = {
+    PoolingTask.EMBEDDING: scheduler_pb2.POOLING_TASK_EMBEDDING,
+    PoolingTask.SCORES: scheduler_pb2.POOLING_TASK_SCORES,
 }
 _READINESS = {
     scheduler_pb2.READINESS_READY: Readiness.READY,
@@ -77,8 +86,19 @@ def encode_sampling_params(params: SamplingParams) -> scheduler_pb2.SamplingPara
         values["beam_search"] = _encode_beam_search(params.beam_search)
     if params.grammar is not None:
         values["grammar"] = _encode_grammar(params.grammar)
+    if params.pooling is not None:
+        values["pooling"] = _encode_pooling(params.pooling)
     present = {name: value for name, value in values.items() if value is not None}
     return scheduler_pb2.SamplingParams(**present)
+
+
+def _encode_pooling(pooling: PoolingParams) -> scheduler_pb2.PoolingParams:
+    return scheduler_pb2.PoolingParams(
+        task=None if pooling.task is None else _POOLING_TASKS[pooling.task],
+        num_dimensions=pooling.num_dimensions,
+        raw=pooling.raw,
+        second_text_start=pooling.second_text_start,
+    )
 
 
 def _encode_beam_search(beams: BeamSearch) -> scheduler_pb2.BeamSearch:
@@ -160,7 +180,19 @@ def decode_finish(finish: scheduler_pb2.Finish) -> Finish:
             usage.num_cached_tokens,
             usage.num_preemptions,
         ),
+        _decode_vector(finish.vector) if finish.vector else None,
     )
+
+
+def _decode_vector(column: bytes) -> array[float]:
+    """Decodes float32 numbers. Raises RequestFailed if bytes are missing."""
+    numbers = array("f")
+    if len(column) % numbers.itemsize:
+        raise RequestFailed(f"a vector has {len(column)} bytes; allowed: multiples of 4")
+    numbers.frombytes(column)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
 
 
 def decode_event(
@@ -199,7 +231,12 @@ def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
         _READINESS.get(model.readiness, Readiness.UNKNOWN),
         model.quantization,
         _decode_encoder(model.encoder) if model.HasField("encoder") else None,
+        _decode_pooling(model.pooling) if model.HasField("pooling") else None,
     )
+
+
+def _decode_pooling(pooling: scheduler_pb2.PoolingInfo) -> Pooling:
+    return Pooling(pooling.embedding_size, tuple(pooling.labels))
 
 
 def _decode_encoder(encoder: scheduler_pb2.EncoderInfo) -> Encoder:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from splitserve_client.errors import ServerUnreachable
+from splitserve_client.errors import RequestFailed, ServerUnreachable
 from splitserve_text import (
     End,
     Finish,
@@ -108,6 +109,27 @@ class _Parts:
         return Completion(
             *content, finish.reason, finish.stop_token_id, finish.cumulative_logprob, finish.score
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """Vector of a text: float32 numbers."""
+
+    vector: array[float]
+    usage: Usage
+
+
+async def collect_vector(events: AsyncIterator[Tokens | Finish]) -> Pooled:
+    """Reads `events` up to their Finish and returns the vector.
+
+    Raises the errors of `events`, and RequestFailed if the request was aborted.
+    """
+    async for event in events:
+        if isinstance(event, Finish):
+            if event.vector is None:
+                raise RequestFailed(f"the request ended without a vector: {event.reason.value}")
+            return Pooled(event.vector, event.usage)
+    raise ServerUnreachable("the stream ended without a finish")
 
 
 @dataclass(frozen=True, slots=True)

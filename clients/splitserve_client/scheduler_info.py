@@ -183,6 +183,18 @@ class Encoder:
 
 
 @dataclass(frozen=True, slots=True)
+class Pooling:
+    """Vectors of a model that returns no tokens: requests need `SamplingParams.pooling`.
+
+    `embedding_size`: 0 without embeddings. `labels`: names of the classifier's labels, in order of
+    their scores; empty without a classifier.
+    """
+
+    embedding_size: int
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """Served model. Token ids are 0 .. vocab_size-1.
 
@@ -190,7 +202,7 @@ class Model:
     by default: pass `replace(model.default_sampling_params, max_tokens=100)` or
     `params.with_defaults(model.default_sampling_params)`. `readiness`: of the scheduler, at the
     time of the call. `quantization`: format of the quantised weights in the checkpoint; empty for
-    plain ones. `encoder`: None for decoder-only models.
+    plain ones. `encoder`: None for decoder-only models. `pooling`: None for models that return tokens.
     """
 
     name: str
@@ -203,6 +215,7 @@ class Model:
     readiness: Readiness = field(default=Readiness.UNKNOWN, compare=False)
     quantization: str = ""
     encoder: Encoder | None = None
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True)

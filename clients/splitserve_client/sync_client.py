@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from splitserve_client.client import AsyncClient
 from splitserve_client.client_config import DEFAULT_ADDRESS, ClientConfig
-from splitserve_client.generation import Generation, RequestOptions, TextGeneration
+from splitserve_client.generation import Generation, Pooled, RequestOptions, TextGeneration
 from splitserve_client.scheduler_info import (
     Adapter,
     DrainedExecutor,
@@ -27,6 +27,7 @@ from splitserve_text import (
     Finish,
     Message,
     Piece,
+    PoolingParams,
     SamplingParams,
     Tokenizer,
     Tokens,
@@ -87,6 +88,15 @@ class Client:
     ) -> Generation:
         """Returns the complete result of `generate`, with the same options."""
         return self._wait(self._client.complete(prompt_token_ids, params, **options))
+
+    def pool(
+        self,
+        prompt_token_ids: Sequence[int],
+        pooling: PoolingParams | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Pooled:
+        """Returns the vector of a text; see `AsyncClient.pool`."""
+        return self._wait(self._client.pool(prompt_token_ids, pooling, **options))
 
     def stream_text(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
@@ -77,13 +78,34 @@ class Choices:
 Grammar = JsonSchema | Regex | Lark | Choices
 
 
+class PoolingTask(enum.Enum):
+    """Kind of vector: the embedding of a text, or a classifier's score of each label."""
+
+    EMBEDDING = "embedding"
+    SCORES = "scores"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingParams:
+    """Vector that a request returns instead of tokens.
+
+    Meanings and ranges: `PoolingParams` in scheduler.proto. `task`: None for embeddings, or scores
+    of a model without embeddings. `num_dimensions`: 0 for all.
+    """
+
+    task: PoolingTask | None = None
+    num_dimensions: int = 0
+    raw: bool = False
+    second_text_start: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams(GivenSamplingValues):
     """Sampling and stop parameters; None stands for the server's default.
 
     Meanings and ranges: `SamplingParams` in scheduler.proto. The server checks them. Its defaults
     are neutral for every model; `Model.default_sampling_params` holds the recommendation of the
-    model's authors. `allowed_token_ids`: None allows all.
+    model's authors. `allowed_token_ids`: None allows all. `pooling`: for models that return vectors.
     """
 
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -100,6 +122,7 @@ class SamplingParams(GivenSamplingValues):
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: Grammar | None = None
+    pooling: PoolingParams | None = None
 
     def with_defaults(self, defaults: SamplingParams) -> SamplingParams:
         """Returns these parameters with `defaults` in place of None.
@@ -219,8 +242,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End of a request; with several sequences, `reason` and stop token are those of the first."""
+    """End of a request; with several sequences, `reason` and stop token are those of the first.
+
+    `vector`: float32 numbers of a request with `SamplingParams.pooling`; None for others.
+    """
 
     reason: FinishReason
     stop_token_id: int | None
     usage: Usage
+    vector: array[float] | None = None

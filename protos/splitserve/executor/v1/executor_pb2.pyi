@@ -19,6 +19,13 @@ class Feature(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FEATURE_TOKEN_CONSTRAINTS: _ClassVar[Feature]
     FEATURE_GRAMMAR: _ClassVar[Feature]
     FEATURE_SEVERAL_TOKENS: _ClassVar[Feature]
+    FEATURE_POOLING: _ClassVar[Feature]
+
+class PoolingTask(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOLING_TASK_UNSPECIFIED: _ClassVar[PoolingTask]
+    POOLING_TASK_EMBEDDING: _ClassVar[PoolingTask]
+    POOLING_TASK_SCORES: _ClassVar[PoolingTask]
 
 class StepStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -66,6 +73,10 @@ FEATURE_CROSS_ATTENTION: Feature
 FEATURE_TOKEN_CONSTRAINTS: Feature
 FEATURE_GRAMMAR: Feature
 FEATURE_SEVERAL_TOKENS: Feature
+FEATURE_POOLING: Feature
+POOLING_TASK_UNSPECIFIED: PoolingTask
+POOLING_TASK_EMBEDDING: PoolingTask
+POOLING_TASK_SCORES: PoolingTask
 STEP_STATUS_UNSPECIFIED: StepStatus
 STEP_STATUS_OK: StepStatus
 STEP_STATUS_NEED_SNAPSHOT: StepStatus
@@ -220,7 +231,7 @@ class TrialStep(_message.Message):
     def __init__(self, num_tokens: _Optional[int] = ..., num_attended: _Optional[int] = ..., took_us: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "digest", "dtype", "kv_cache_dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "sliding_window_tokens", "default_sampling_params", "quantization", "encoder")
+    __slots__ = ("name", "digest", "dtype", "kv_cache_dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "sliding_window_tokens", "default_sampling_params", "quantization", "encoder", "pooling")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +243,7 @@ class ModelInfo(_message.Message):
     DEFAULT_SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     ENCODER_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     dtype: str
@@ -243,7 +255,18 @@ class ModelInfo(_message.Message):
     default_sampling_params: SamplingParams
     quantization: str
     encoder: EncoderInfo
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., sliding_window_tokens: _Optional[int] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., quantization: _Optional[str] = ..., encoder: _Optional[_Union[EncoderInfo, _Mapping]] = ...) -> None: ...
+    pooling: PoolingInfo
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., sliding_window_tokens: _Optional[int] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., quantization: _Optional[str] = ..., encoder: _Optional[_Union[EncoderInfo, _Mapping]] = ..., pooling: _Optional[_Union[PoolingInfo, _Mapping]] = ...) -> None: ...
+
+class PoolingInfo(_message.Message):
+    __slots__ = ("embedding_size", "labels", "uncached")
+    EMBEDDING_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    UNCACHED_FIELD_NUMBER: _ClassVar[int]
+    embedding_size: int
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    uncached: bool
+    def __init__(self, embedding_size: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., uncached: bool = ...) -> None: ...
 
 class EncoderInfo(_message.Message):
     __slots__ = ("max_tokens", "decoder_token_ids")
@@ -372,7 +395,7 @@ class Work(_message.Message):
     def __init__(self, row_ids: _Optional[bytes] = ..., num_computed_tokens: _Optional[bytes] = ..., num_new_tokens: _Optional[bytes] = ..., sampled_steps_back: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., samples: _Optional[bytes] = ..., num_run_on_tokens: _Optional[bytes] = ..., draft_offsets: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "suppressed_token_ids", "num_logprobs", "num_prompt_logprobs", "allowed_token_ids", "bad_words_token_ids", "grammar", "stop_token_ids")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "suppressed_token_ids", "num_logprobs", "num_prompt_logprobs", "allowed_token_ids", "bad_words_token_ids", "grammar", "stop_token_ids", "pooling")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -396,6 +419,7 @@ class SamplingParams(_message.Message):
     BAD_WORDS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -412,7 +436,20 @@ class SamplingParams(_message.Message):
     bad_words_token_ids: _containers.RepeatedCompositeFieldContainer[TokenSequence]
     grammar: Grammar
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    pooling: PoolingParams
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., pooling: _Optional[_Union[PoolingParams, _Mapping]] = ...) -> None: ...
+
+class PoolingParams(_message.Message):
+    __slots__ = ("task", "num_dimensions", "raw", "second_text_start")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    NUM_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    RAW_FIELD_NUMBER: _ClassVar[int]
+    SECOND_TEXT_START_FIELD_NUMBER: _ClassVar[int]
+    task: PoolingTask
+    num_dimensions: int
+    raw: bool
+    second_text_start: int
+    def __init__(self, task: _Optional[_Union[PoolingTask, str]] = ..., num_dimensions: _Optional[int] = ..., raw: bool = ..., second_text_start: _Optional[int] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("token_ids",)
@@ -449,7 +486,7 @@ class StepError(_message.Message):
     def __init__(self, reason: _Optional[_Union[StepErrorReason, str]] = ..., field: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("scheduler_epoch", "executor_epoch", "step_id", "status", "error", "row_statuses", "sampled_token_ids", "row_errors", "logprobs", "prompt_logprobs", "timings", "sampled_offsets")
+    __slots__ = ("scheduler_epoch", "executor_epoch", "step_id", "status", "error", "row_statuses", "sampled_token_ids", "row_errors", "logprobs", "prompt_logprobs", "timings", "sampled_offsets", "vector_offsets", "vectors")
     SCHEDULER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     EXECUTOR_EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -462,6 +499,8 @@ class StepResult(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    VECTORS_FIELD_NUMBER: _ClassVar[int]
     scheduler_epoch: int
     executor_epoch: int
     step_id: int
@@ -474,7 +513,9 @@ class StepResult(_message.Message):
     prompt_logprobs: Logprobs
     timings: StepTimings
     sampled_offsets: bytes
-    def __init__(self, scheduler_epoch: _Optional[int] = ..., executor_epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., status: _Optional[_Union[StepStatus, str]] = ..., error: _Optional[_Union[StepError, _Mapping]] = ..., row_statuses: _Optional[bytes] = ..., sampled_token_ids: _Optional[bytes] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., sampled_offsets: _Optional[bytes] = ...) -> None: ...
+    vector_offsets: bytes
+    vectors: bytes
+    def __init__(self, scheduler_epoch: _Optional[int] = ..., executor_epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., status: _Optional[_Union[StepStatus, str]] = ..., error: _Optional[_Union[StepError, _Mapping]] = ..., row_statuses: _Optional[bytes] = ..., sampled_token_ids: _Optional[bytes] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., sampled_offsets: _Optional[bytes] = ..., vector_offsets: _Optional[bytes] = ..., vectors: _Optional[bytes] = ...) -> None: ...
 
 class RowError(_message.Message):
     __slots__ = ("row_index", "message")

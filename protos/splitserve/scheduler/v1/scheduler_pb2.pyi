@@ -8,6 +8,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PoolingTask(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOLING_TASK_UNSPECIFIED: _ClassVar[PoolingTask]
+    POOLING_TASK_EMBEDDING: _ClassVar[PoolingTask]
+    POOLING_TASK_SCORES: _ClassVar[PoolingTask]
+
 class BeamEarlyStopping(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     BEAM_EARLY_STOPPING_UNSPECIFIED: _ClassVar[BeamEarlyStopping]
@@ -32,6 +38,9 @@ class Readiness(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     READINESS_NO_PROGRESS: _ClassVar[Readiness]
     READINESS_DRAINING: _ClassVar[Readiness]
     READINESS_EXECUTORS_FAILING: _ClassVar[Readiness]
+POOLING_TASK_UNSPECIFIED: PoolingTask
+POOLING_TASK_EMBEDDING: PoolingTask
+POOLING_TASK_SCORES: PoolingTask
 BEAM_EARLY_STOPPING_UNSPECIFIED: BeamEarlyStopping
 BEAM_EARLY_STOPPING_HEURISTIC: BeamEarlyStopping
 BEAM_EARLY_STOPPING_ALWAYS: BeamEarlyStopping
@@ -94,7 +103,7 @@ class ResumedSequence(_message.Message):
     def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "num_logprobs", "num_prompt_logprobs", "n", "best_of", "beam_search", "allowed_token_ids", "bad_words_token_ids", "grammar")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "num_logprobs", "num_prompt_logprobs", "n", "best_of", "beam_search", "allowed_token_ids", "bad_words_token_ids", "grammar", "pooling")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +132,7 @@ class SamplingParams(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -144,7 +154,20 @@ class SamplingParams(_message.Message):
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     bad_words_token_ids: _containers.RepeatedCompositeFieldContainer[TokenSequence]
     grammar: Grammar
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., n: _Optional[int] = ..., best_of: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
+    pooling: PoolingParams
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., n: _Optional[int] = ..., best_of: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., pooling: _Optional[_Union[PoolingParams, _Mapping]] = ...) -> None: ...
+
+class PoolingParams(_message.Message):
+    __slots__ = ("task", "num_dimensions", "raw", "second_text_start")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    NUM_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    RAW_FIELD_NUMBER: _ClassVar[int]
+    SECOND_TEXT_START_FIELD_NUMBER: _ClassVar[int]
+    task: PoolingTask
+    num_dimensions: int
+    raw: bool
+    second_text_start: int
+    def __init__(self, task: _Optional[_Union[PoolingTask, str]] = ..., num_dimensions: _Optional[int] = ..., raw: bool = ..., second_text_start: _Optional[int] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("token_ids",)
@@ -241,16 +264,18 @@ class SequenceFinish(_message.Message):
     def __init__(self, index: _Optional[int] = ..., reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., cumulative_logprob: _Optional[float] = ..., score: _Optional[float] = ...) -> None: ...
 
 class Finish(_message.Message):
-    __slots__ = ("reason", "stop_token_id", "usage", "error")
+    __slots__ = ("reason", "stop_token_id", "usage", "error", "vector")
     REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_FIELD_NUMBER: _ClassVar[int]
     reason: FinishReason
     stop_token_id: int
     usage: Usage
     error: RequestError
-    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ...) -> None: ...
+    vector: bytes
+    def __init__(self, reason: _Optional[_Union[FinishReason, str]] = ..., stop_token_id: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., error: _Optional[_Union[RequestError, _Mapping]] = ..., vector: _Optional[bytes] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "num_preemptions")
@@ -343,7 +368,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "digest", "dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "max_num_sequences", "max_message_bytes", "default_sampling_params", "readiness", "quantization", "encoder")
+    __slots__ = ("name", "digest", "dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "max_num_sequences", "max_message_bytes", "default_sampling_params", "readiness", "quantization", "encoder", "pooling")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -356,6 +381,7 @@ class GetModelResponse(_message.Message):
     READINESS_FIELD_NUMBER: _ClassVar[int]
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     ENCODER_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     dtype: str
@@ -368,7 +394,16 @@ class GetModelResponse(_message.Message):
     readiness: Readiness
     quantization: str
     encoder: EncoderInfo
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_sequences: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., readiness: _Optional[_Union[Readiness, str]] = ..., quantization: _Optional[str] = ..., encoder: _Optional[_Union[EncoderInfo, _Mapping]] = ...) -> None: ...
+    pooling: PoolingInfo
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_sequences: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., readiness: _Optional[_Union[Readiness, str]] = ..., quantization: _Optional[str] = ..., encoder: _Optional[_Union[EncoderInfo, _Mapping]] = ..., pooling: _Optional[_Union[PoolingInfo, _Mapping]] = ...) -> None: ...
+
+class PoolingInfo(_message.Message):
+    __slots__ = ("embedding_size", "labels")
+    EMBEDDING_SIZE_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    embedding_size: int
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, embedding_size: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EncoderInfo(_message.Message):
     __slots__ = ("max_tokens", "decoder_token_ids")

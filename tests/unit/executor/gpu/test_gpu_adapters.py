@@ -46,7 +46,6 @@ from executor_service.decoders.gpu_decoder import GpuDecoder, GpuDecoderModel, d
 from splitserve_kernels.gpu.attention import backend as triton_attention
 from splitserve_kernels.gpu.low_rank import add_low_rank
 
-
 # Plain torch waits for a GPU, so that nothing can be recorded there.
 ATTENTION = triton_attention if torch.cuda.is_available() else reference
 
