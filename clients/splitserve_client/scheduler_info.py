@@ -202,7 +202,8 @@ class Model:
     by default: pass `replace(model.default_sampling_params, max_tokens=100)` or
     `params.with_defaults(model.default_sampling_params)`. `readiness`: of the scheduler, at the
     time of the call. `quantization`: format of the quantised weights in the checkpoint; empty for
-    plain ones. `encoder`: None for decoder-only models. `pooling`: None for models that return tokens.
+    plain ones. `encoder`: None for decoder-only models. `pooling`: None for
+    models that return tokens.
     """
 
     name: str

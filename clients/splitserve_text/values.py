@@ -105,7 +105,7 @@ class SamplingParams(GivenSamplingValues):
 
     Meanings and ranges: `SamplingParams` in scheduler.proto. The server checks them. Its defaults
     are neutral for every model; `Model.default_sampling_params` holds the recommendation of the
-    model's authors. `allowed_token_ids`: None allows all. `pooling`: for models that return vectors.
+    model's authors. `allowed_token_ids`: None allows all. `pooling`: for models of vectors.
     """
 
     logit_bias: Mapping[int, float] = field(default_factory=dict)
