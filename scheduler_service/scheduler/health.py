@@ -20,6 +20,7 @@ from scheduler_service.scheduler.engine.outcomes import is_lost_too_often
 from scheduler_service.scheduler.executor_state import ExecutorState, Life
 from scheduler_service.scheduler.values import (
     Feature,
+    PoolingParams,
     Request,
     RowStatus,
     SamplingParams,
@@ -288,12 +289,15 @@ class ExecutorHealth:
     # -- probes --------------------------------------------------------------------------------
 
     def _probe(self, executor: ExecutorState) -> Probe:
-        """Makes a probe: a request for NUM_PROBE_TOKENS tokens, run in steps of its own."""
+        """Makes a probe: a request for NUM_PROBE_TOKENS tokens or a vector, in steps of its own."""
         self._num_probes += 1
+        params = SamplingParams(temperature=0.0, max_tokens=NUM_PROBE_TOKENS, ignore_eos=True)
+        if executor.config.vectors is not None:
+            params = SamplingParams(pooling=PoolingParams())
         request = Request.create(
             f"{_PROBE}{self._num_probes}",
             [0],
-            SamplingParams(temperature=0.0, max_tokens=NUM_PROBE_TOKENS, ignore_eos=True),
+            params,
             arrival=0,
             seed=0,
             scheduling=SchedulingParams(uses_prefix_cache=False),

@@ -15,6 +15,7 @@ from scheduler_service.scheduler.values.config import (
     PreemptionMode,
     SchedulerConfig,
     Speculation,
+    VectorSizes,
 )
 from scheduler_service.scheduler.values.plan import (
     ROW_COMPUTED,
@@ -67,6 +68,8 @@ from scheduler_service.scheduler.values.sampling_params import (
     BeamParams,
     EarlyStopping,
     Grammar,
+    PoolingParams,
+    PoolingTask,
     SamplingParams,
     check_bad_words,
     check_num_texts,
@@ -109,6 +112,8 @@ __all__ = [
     "ParamsSet",
     "ParamsSets",
     "PolicyConfig",
+    "PoolingParams",
+    "PoolingTask",
     "Preempted",
     "PreemptionCause",
     "PreemptionMode",
@@ -133,6 +138,7 @@ __all__ = [
     "SwappedIn",
     "TableWrites",
     "TokenEvent",
+    "VectorSizes",
     "check_bad_words",
     "check_num_texts",
     "check_sizes",

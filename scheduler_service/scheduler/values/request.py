@@ -264,7 +264,12 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        """Number of known output tokens, resumed ones included; not valid while RUNNING."""
+        """Number of known output tokens, resumed ones included; not valid while RUNNING.
+
+        0 for a vector, which takes the place of a token.
+        """
+        if self.request.params.pooling is not None:
+            return 0
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
@@ -301,7 +306,8 @@ class Request:
     their host blocks while SWAPPED. `is_encoded`: a step that writes them was planned.
 
     Results: `search`, `num_forks` and `num_candidates` (logprobs asked for in each row) belong to a
-    beam search. `completions`: the result of a request that is not streamed.
+    beam search. `completions`: the result of a request that is not streamed. `vector`: that of a
+    request with `pooling`, float32, little-endian.
     """
 
     request_id: str
@@ -339,6 +345,7 @@ class Request:
     num_candidates: int = 0
     num_forks: int = 0
     completions: list[Completion] = field(default_factory=list)
+    vector: bytes = b""
     submitted_ns: int | None = None
 
     @classmethod

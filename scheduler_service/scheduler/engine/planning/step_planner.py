@@ -235,10 +235,11 @@ class StepPlanner:
     def _new_row(self, sequence: Sequence) -> NewRow:
         rows, request, row_id = self._placement.rows, sequence.request, sequence.row_id
         encoder_token_ids = None if request.is_encoded else request.encoder_token_ids
+        block_table = rows.block_table(row_id)
         return NewRow(
             sequence,
             row_id,
-            rows.block_table(row_id).copy(),
+            block_table[:0] if self._config.is_uncached else block_table.copy(),
             rows.known_tokens(row_id).copy(),
             tuple(request.cross_blocks),
             encoder_token_ids,
