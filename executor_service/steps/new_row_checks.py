@@ -91,13 +91,9 @@ def _check_histories(rows: NewRows, info: ExecutorInfo) -> None:
 
 
 def _check_second_texts(rows: NewRows) -> None:
-    starts = np.array(
-        [
-            0 if each.pooling is None else each.pooling.second_text_start
-            for each in rows.sampling_params
-        ],
-        np.int64,
-    )[rows.sampling_params_indexes]
+    poolings = [params.pooling for params in rows.sampling_params]
+    starts_of_sets = [0 if each is None else each.second_text_start for each in poolings]
+    starts = np.array(starts_of_sets, np.int32)[rows.sampling_params_indexes]
     is_right = (starts >= 0) & (starts < rows.num_prompt_tokens)
     path = "new_rows.sampling_params.pooling.second_text_start"
     check_all(is_right, starts, path, "allowed: 0 to the number of prompt tokens less 1")
