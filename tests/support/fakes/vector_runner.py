@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from executor_service.steps import (
     StepInput,
     StepOutput,
 )
+from tests.support.fakes.fake_runner import StepFault, no_fault
 
 EMBEDDING_SIZE = 6
 LABELS = ("no", "yes", "perhaps")
@@ -34,31 +35,30 @@ def expected_vector(token_ids: Sequence[int], pooling: PoolingParams) -> list[fl
     return vector
 
 
-def no_failures(_step: StepInput) -> Collection[int]:
-    """Lets all rows succeed."""
-    return ()
-
-
 class VectorRunner:
     """Writes tokens to slots of blocks, and makes vectors of the slots that a row's table names.
 
-    Without a pool (`num_blocks` 0) rows are whole texts. `failing`: returns the row ids that fail
-    in a step; raises to let the step fail. `steps`: number of tokens of each row, step by step.
+    Without a pool (`num_blocks` 0) rows are whole texts. `fault`: as of FakeRunner. `steps`: number
+    of tokens of each row, step by step. `violations`: always empty, since wrong slots show in
+    vectors.
     """
 
     def __init__(
         self,
         block_size: int,
         num_blocks: int,
-        failing: Callable[[StepInput], Collection[int]] = no_failures,
+        fault: Callable[[StepInput], StepFault] = no_fault,
     ) -> None:
-        self.failing = failing
+        self.fault = fault
+        self.violations: list[str] = []
         self.steps: list[list[int]] = []
         self._block_size = block_size
         self._slots = np.full(num_blocks * block_size, -1, np.int32)
 
     def begin(self, step: StepInput) -> FinishedStep:
-        failing = self.failing(step)
+        fault = self.fault(step)
+        if fault.error is not None:
+            raise fault.error
         self.steps.append(step.num_new_tokens.tolist())
         self._copy_blocks(step)
         texts = self._texts(step)
@@ -67,10 +67,9 @@ class VectorRunner:
         for row in range(step.num_rows):
             pooling, is_due = step.pooling[row], bool(step.samples[row])
             assert pooling is not None
-            has_failed = int(step.row_ids[row]) in failing
-            statuses[row] = RowStatus.FAILED if has_failed else RowStatus.OK
+            statuses[row] = fault.rows.get(int(step.row_ids[row]), RowStatus.OK)
             vector = expected_vector(texts[row].tolist(), pooling)
-            is_missing = has_failed or not is_due
+            is_missing = statuses[row] != RowStatus.OK or not is_due
             vectors.append(None if is_missing else np.array(vector, np.float32))
         tokens = np.full(step.num_rows, -1, np.int32)
         return FinishedStep(StepOutput(statuses, tokens, vectors=vectors))

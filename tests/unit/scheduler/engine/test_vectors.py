@@ -11,7 +11,7 @@ import pytest
 
 from executor_service.steps import PoolingParams as RowPooling
 from executor_service.steps import PoolingTask as RowTask
-from executor_service.steps import StepInput
+from executor_service.steps import RowStatus, StepInput
 from scheduler_service.scheduler.values import (
     FinishReason,
     PoolingParams,
@@ -25,12 +25,12 @@ from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_contract import DomainError
 from tests.support.core.driver import make_config
 from tests.support.core.in_process import InProcessEngine
+from tests.support.fakes.fake_runner import StepFault, no_fault
 from tests.support.fakes.vector_runner import (
     EMBEDDING_SIZE,
     LABELS,
     VectorRunner,
     expected_vector,
-    no_failures,
 )
 
 BUDGET = 32
@@ -45,7 +45,7 @@ class VectorEngine:
         *,
         is_uncached: bool,
         depth: int = 2,
-        failing: Callable[[StepInput], Collection[int]] = no_failures,
+        fault: Callable[[StepInput], StepFault] = no_fault,
         preempt_at: Collection[int] = (),
         sizes: tuple[int, int] = (EMBEDDING_SIZE, len(LABELS)),
         **options: object,
@@ -61,7 +61,7 @@ class VectorEngine:
             values |= {"block_size": MAX_PROMPT + 1}
         self.config = make_config(**(values | options))
         num_blocks = 0 if is_uncached else self.config.num_device_blocks
-        self.runner = VectorRunner(self.config.block_size, num_blocks, failing)
+        self.runner = VectorRunner(self.config.block_size, num_blocks, fault)
         self.engine = InProcessEngine(
             self.config, self.runner, epoch=1, depth=depth, preempt_at=frozenset(preempt_at)
         )
@@ -177,14 +177,14 @@ def test_pair_tells_where_its_second_text_begins() -> None:
 
 @pytest.mark.parametrize("is_uncached", [True, False])
 def test_a_row_that_fails_ends_its_request_alone(is_uncached: bool) -> None:
-    bad: list[int] = []
-    served = VectorEngine(
-        is_uncached=is_uncached, failing=lambda step: bad if 13 in step.token_ids else ()
-    )
+    def fault(step: StepInput) -> StepFault:
+        owners = step.row_ids.repeat(step.num_new_tokens)
+        failing = owners[step.token_ids == 13].tolist()
+        return StepFault(rows=dict.fromkeys(failing, RowStatus.FAILED))
+
+    served = VectorEngine(is_uncached=is_uncached, fault=fault)
     unlucky = served.add([13])
     good = served.add([7, 8])
-    served.engine.fill()
-    bad.append(0)
     served.engine.run()
     assert unlucky.error is not None
     assert unlucky.error[0] == "ROW_FAILED"
