@@ -303,7 +303,9 @@ class Request:
     `num_queued_tokens`: time at which the request began to wait, and its number of tokens then.
 
     Encoder: `cross_blocks`: device blocks of the encoder's keys and values; `host_cross_blocks`:
-    their host blocks while SWAPPED. `is_encoded`: a step that writes them was planned.
+    their host blocks while SWAPPED. `is_encoded`: they were found in the prefix cache, or a step
+    that writes them was planned: `encoded_in_step`, if the request brought the tokens for it.
+    `encoder_hashes`: of the blocks, as soon as they were needed.
 
     Results: `search`, `num_forks` and `num_candidates` (logprobs asked for in each row) belong to a
     beam search. `completions`: the result of a request that is not streamed. `vector`: that of a
@@ -340,6 +342,8 @@ class Request:
     cross_blocks: list[int] = field(default_factory=list)
     host_cross_blocks: list[int] = field(default_factory=list)
     is_encoded: bool = False
+    encoded_in_step: int = 0
+    encoder_hashes: list[bytes] = field(default_factory=list)
     status: RequestStatus = RequestStatus.ABSENT
     search: BeamSearch | None = None
     num_candidates: int = 0

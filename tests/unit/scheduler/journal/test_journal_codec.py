@@ -115,7 +115,14 @@ SET_BY_READMIT = {
     "queued_at_ns",
     "num_queued_tokens",
 }
-OF_A_CORE = {"cross_blocks", "host_cross_blocks", "is_encoded", "status"}
+OF_A_CORE = {
+    "cross_blocks",
+    "host_cross_blocks",
+    "is_encoded",
+    "encoded_in_step",
+    "encoder_hashes",
+    "status",
+}
 OF_AN_END = {"finish_reason", "error", "completions", "vector"}
 OF_A_ROW = {"request", "row_id", "num_promised", "num_computed", "host_table", "candidates"}
 DERIVED = {"block_hashes", "chains"}
