@@ -69,7 +69,8 @@ class PolicyConfig:
     `separates_tenants`: the prefix cache never shares a block of one tenant with another tenant.
     `max_run_ahead`: most tokens that a row may sample in one step by running on; 1 or less for
     none. `max_run_ahead_ms`: longest time of such a step, half of it behind another step.
-    `max_draft_tokens`: most draft tokens of a row in one step.
+    `max_draft_tokens`: most draft tokens of a row in one step. `max_num_encoder_tokens`: most
+    encoder tokens that a step encodes, unless a single request brings more.
     """
 
     prefix_caching: bool = True
@@ -80,6 +81,7 @@ class PolicyConfig:
     max_run_ahead_ms: int = 80
     speculation: Speculation = Speculation.OFF
     max_draft_tokens: int = 16
+    max_num_encoder_tokens: int = 2048
     preemption_mode: PreemptionMode = PreemptionMode.AUTO
     batch_policy: BatchPolicyName = BatchPolicyName.MIXED
     delay_factor: float = 0.0
@@ -241,5 +243,6 @@ _LEAST = {
     "max_run_ahead": 0,
     "max_run_ahead_ms": 0,
     "max_draft_tokens": 0,
+    "max_num_encoder_tokens": 1,
     "delay_factor": 0.0,
 }

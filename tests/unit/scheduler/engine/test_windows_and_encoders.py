@@ -276,3 +276,17 @@ def test_readers_of_encoder_tokens_go_on_when_the_request_that_brought_them_fail
     engine.check_tokens(good)
     assert (good.num_fruitless_losses, good.encoded_in_step) == (0, 0)
     engine.check_blocks()
+
+
+def test_steps_encode_no_more_than_their_budget() -> None:
+    driver = encoder_driver(max_num_encoder_tokens=14)
+    for number in range(5):
+        driver.add(3, f"r{number}", encoder=[number, *ENCODER], max_tokens=2)
+    driver.add(3, "long", encoder=list(range(40)), max_tokens=2)
+    driver.add(3, "none", max_tokens=2)
+    encoded_tokens = []
+    while (plan := driver.plan()) is not None:
+        rows = [row for row in plan.new_rows if row.encoder_token_ids is not None]
+        encoded_tokens.append([len(row.encoder_token_ids) for row in rows])  # type: ignore[arg-type]
+        driver.answer()
+    assert [each for each in encoded_tokens if each] == [[7, 7], [7, 7], [7], [40]]

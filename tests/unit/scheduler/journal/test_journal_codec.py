@@ -71,6 +71,7 @@ CONFIG = make_config(
     max_run_ahead_ms=17,
     speculation=Speculation.PROMPT_LOOKUP,
     max_draft_tokens=3,
+    max_num_encoder_tokens=11,
     preemption_mode=PreemptionMode.SWAP,
     batch_policy=BatchPolicyName.PREFILL_FIRST,
     delay_factor=0.1,
