@@ -163,7 +163,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         kv_scales = read_kv_scales(checkpoint.weight_files, model, profile.modules)
     vocab_size = _vocab_size(model, text_config)
     generation_config = GenerationConfig()
-    if checkpoint.gguf is None:
+    if checkpoint.gguf is None and vectors is None:
         generation_config = read_generation_config(checkpoint.directory, vocab_size)
     eos_token_ids = generation_config.eos_token_ids
     if eos_token_ids is None:
@@ -321,11 +321,7 @@ def read_model(
     use, and take no memory of their own. Raises the errors of `load_model`.
     """
     started_s = time.perf_counter()
-    auto_class: Any = None if plan is None else plan.model_class
-    is_wrapper = False
-    is_headless = plan is not None and plan.model_class is not None and not plan.is_classifier
-    if auto_class is None:
-        auto_class, is_wrapper = _auto_class(config, checkpoint.architectures)
+    auto_class, is_wrapper, is_headless = _class_of(config, checkpoint.architectures, plan)
     is_auto = model_config.dtype == "auto"
     try:
         dtype = "auto" if is_auto else _DTYPES[model_config.dtype]
@@ -362,6 +358,17 @@ def read_model(
     size = format_bytes(weights_bytes(model))
     _log.info("weights_loaded size=%r num_files=%d seconds=%.2f", size, num_files, seconds)
     return model
+
+
+def _class_of(
+    config: Any,  # noqa: ANN401
+    architectures: Sequence[str],
+    plan: VectorPlan | None,
+) -> tuple[Any, bool, bool]:
+    """Returns the class that loads the model, and whether it is a wrapper, or without a head."""
+    if plan is not None and plan.model_class is not None:
+        return plan.model_class, False, not plan.is_classifier
+    return (*_auto_class(config, architectures), False)
 
 
 def _from_pretrained(

@@ -140,7 +140,7 @@ def _assumed(checkpoint: Checkpoint, *, is_causal: bool) -> SentenceFiles:
 
 
 def _class_in(mapping: Any, config: Any) -> type:  # noqa: ANN401
-    found: Any = mapping[type(config)] if type(config) in mapping else None
+    found: Any = mapping.get(type(config), None)
     if found is None or media_parts(config):
         raise _not_served(config, "no model of texts of this kind in transformers")
     first: type = found[0] if isinstance(found, tuple) else found
@@ -161,8 +161,8 @@ def _is_plain_encoder(config: Any, architectures: Sequence[str]) -> bool:  # noq
 
 def _not_served(config: Any, reason: str) -> ModelUnsupported:  # noqa: ANN401
     return ModelUnsupported(
-        f"{config.model_type}: {reason}: not served; supported: encoders such as BertModel, decoders"
-        f" such as Qwen3Model with --task embed, and their {_CLASSIFIER}"
+        f"{config.model_type}: {reason}: not served; supported: encoders such as BertModel,"
+        f" decoders such as Qwen3Model with --task embed, and their {_CLASSIFIER}"
     )
 
 
@@ -199,7 +199,7 @@ def _score_of(whole: Any) -> nn.Linear:  # noqa: ANN401
 
 
 def describe_vectors(plan: VectorPlan, whole: Any, head: VectorHead) -> ModelVectors:  # noqa: ANN401
-    """Returns what the vectors of `whole` are. Raises ModelUnsupported if `head` does not fit it."""
+    """Returns what the vectors of `whole` are. Raises ModelUnsupported if `head` does not fit."""
     if plan.is_classifier:
         return ModelVectors(0, read_labels(whole.config), plan.is_uncached)
     pooled = torch.zeros(1, len(plan.files.modes) * width_of(whole), device=whole.device)
