@@ -101,13 +101,10 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         flash_attention_3=config.flash_attn_3_from,
     )
     loaded = compute.loaded
-    if loaded.vectors is not None and config.draft_model is not None:
-        raise ModelUnsupported(
-            f"draft_model {config.draft_model}: not for {loaded.architecture}, which returns vectors;"
-            " allowed: none"
-        )
-    if loaded.vectors is not None and loaded.vectors.is_uncached:
-        return _uncached_engine(config, executor_epoch, compute)
+    if loaded.vectors is not None:
+        _check_vectors(config, loaded)
+        if loaded.vectors.is_uncached:
+            return _uncached_engine(config, executor_epoch, compute)
     if config.max_adapters > 0:
         limits = AdapterLimits(config.max_adapters, config.max_adapter_rank)
         loaded = replace(loaded, adapter_limits=limits)
@@ -147,12 +144,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     )
     info = _describe(config, executor_epoch, loaded, blocks)
     trial_step = measure_step(runner, loaded, config.max_num_batched_tokens)
-    features = set(info.features)
-    if grammars is not None:
-        features.add(Feature.GRAMMAR)
-    if loaded.vectors is None and (loaded.device.type == "cpu" or runner.runs_on_alone):
-        # On a GPU whose model cannot run on alone, the host would wait for each token.
-        features.add(Feature.SEVERAL_TOKENS)
+    features = {*info.features, *_token_features(loaded, runner, grammars)}
     adapters = _adapters(config, loaded, runner)
     if adapters is not None:
         features.add(Feature.ADAPTERS)
@@ -182,6 +174,28 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         drafts=drafts,
         adapters=adapters,
     )
+
+
+def _token_features(
+    loaded: LoadedModel, runner: ModelRunner, grammars: CompiledGrammars | None
+) -> set[Feature]:
+    """Returns the features of a model that returns tokens; none of one that returns vectors."""
+    if loaded.vectors is not None:
+        return set()
+    features = set() if grammars is None else {Feature.GRAMMAR}
+    if loaded.device.type == "cpu" or runner.runs_on_alone:
+        # On a GPU whose model cannot run on alone, the host would wait for each token.
+        features.add(Feature.SEVERAL_TOKENS)
+    return features
+
+
+def _check_vectors(config: ExecutorConfig, loaded: LoadedModel) -> None:
+    """Raises ModelUnsupported for options that a model that returns vectors does not have."""
+    if config.draft_model is not None:
+        raise ModelUnsupported(
+            f"draft_model {config.draft_model}: {loaded.architecture} returns vectors; allowed:"
+            " none"
+        )
 
 
 def _uncached_engine(config: ExecutorConfig, executor_epoch: int, compute: Compute) -> LoadedEngine:

@@ -223,7 +223,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 def _activation_module(path: Path, settings: Mapping[str, Any]) -> nn.Module:
     """Returns the activation function of a Dense; Tanh unless it says otherwise."""
     name = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
-    found = getattr(nn, str(name).rpartition(".")[2], None)
+    found: Any = getattr(nn, str(name).rpartition(".")[2], None)
     is_known = str(name).startswith("torch.nn.") and isinstance(found, type)
     if not is_known or not issubclass(found, nn.Module):
         raise _not_served(path, f"activation_function is {name!r}")

@@ -52,8 +52,9 @@ class LoadedModel:
     checkpoint has its weights quantised; None for plain ones. `adapter_targets`: layers that an
     adapter may change, by name. `adapter_limits`: of loaded adapters; None if none are served, or
     without limits. `decoder_token_ids`: with which the decoder of an encoder-decoder model begins;
-    empty for other models. `base_tensor`: reads the checkpoint. `vectors`: what the model returns in
-    place of tokens; None for a model that returns tokens. `vector_parts`: present with `vectors`.
+    empty for other models. `base_tensor`: reads the checkpoint. `vectors`: what the model returns
+    in place of tokens; None for a model that returns tokens. `vector_parts`: present with
+    `vectors`.
     """
 
     model: nn.Module

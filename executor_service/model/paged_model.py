@@ -32,7 +32,8 @@ class PagedModel(Protocol):
     def logits(self, batch: InputBatch) -> Tensor:
         """Returns float32 logits [S + P, V] of the tokens at `batch.logits_index`.
 
-        Of a model that returns vectors, V is `LoadedModel.num_outputs`. The next call may overwrite them.
+        Of a model that returns vectors, V is `LoadedModel.num_outputs`. The next call may
+        overwrite them.
         """
         ...
 

@@ -169,7 +169,10 @@ class Activation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ScoreHead:
-    """VectorHead of a classifier. `score`: makes logits of hidden states; None if it gets logits."""
+    """VectorHead of a classifier.
+
+    `score`: makes logits of hidden states; None if the outputs are logits.
+    """
 
     activation: Activation
     score: nn.Module | None = None

@@ -87,20 +87,17 @@ class RowsContext:
         outputs, start = [], 0
         for num_rows, length in self._groups:
             end = start + num_rows * length
-            outputs.append(
-                functional.scaled_dot_product_attention(
-                    *(
-                        each[start:end].unflatten(0, (num_rows, length)).transpose(1, 2)
-                        for each in (query, key, value)
-                    ),
-                    attn_mask=self._mask(length, options.sliding_window, query.device),
-                    is_causal=self.is_causal and not _is_cut(length, options.sliding_window),
-                    scale=options.scale,
-                    enable_gqa=query.shape[1] != key.shape[1],
-                )
-                .transpose(1, 2)
-                .flatten(0, 1)
+            window = options.sliding_window
+            attended = functional.scaled_dot_product_attention(
+                _of_rows(query[start:end], length),
+                _of_rows(key[start:end], length),
+                _of_rows(value[start:end], length),
+                attn_mask=self._mask(length, window, query.device),
+                is_causal=self.is_causal and not _is_cut(length, window),
+                scale=options.scale,
+                enable_gqa=query.shape[1] != key.shape[1],
             )
+            outputs.append(attended.transpose(1, 2).flatten(0, 1))
             start = end
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -128,6 +125,11 @@ class RowsContext:
                 mask &= distance >= 0
             self._masks[length, window] = mask
         return mask
+
+
+def _of_rows(heads: Tensor, length: int) -> Tensor:
+    """Returns [n, H, L, D] for `heads` [n * L, H, D]."""
+    return heads.view(-1, length, *heads.shape[1:]).transpose(1, 2)
 
 
 def _is_cut(length: int, window: int | None) -> bool:
@@ -220,7 +222,7 @@ class TextModel:
         parts = torch.split(states, [num * length for num, length in lengths])
         return torch.cat(
             [
-                self._pooled(part.unflatten(0, sizes))
+                self._pooled(part.view(*sizes, -1))
                 for part, sizes in zip(parts, lengths, strict=True)
             ]
         )
@@ -240,7 +242,10 @@ class TextModel:
 
     @torch.inference_mode()
     def own_states(self, row: TextRow) -> Tensor:
-        """Returns the hidden states [L, W] of a row by the model's own code. It must not be flat."""
+        """Returns the hidden states [L, W] of a row by the model's own code.
+
+        The model must not be flat.
+        """
         output = self._base(**self._own_inputs([row]))
         states: Tensor = output.last_hidden_state[0]
         return states
@@ -306,10 +311,11 @@ class _Computed(nn.Module):
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
         pooled = None
+        pooler: Any = self._pooler
         if self._pooler_activation is not None:
-            pooled = self._pooler_activation(self._pooler(self.states[:, 0]))
-        elif self._pooler is not None:
-            pooled = self._pooler(self.states)
+            pooled = self._pooler_activation(pooler(self.states[:, 0]))
+        elif pooler is not None:
+            pooled = pooler(self.states)
         output: Any = BaseModelOutputWithPooling(
             last_hidden_state=self.states, pooler_output=pooled
         )

@@ -18,7 +18,9 @@ from executor_service.model.encoder_decoder import Logits
 from executor_service.model.loaded_model import check_model_class
 
 _NUM_TRIED_TOKENS = 8
-# Largest difference of hidden states that counts as rounding; they are of size 1.
+# Enlarges hidden states for the comparison, so that a cap of logits shows.
+_ENLARGED = 64
+# Largest relative difference that counts as rounding.
 _TOLERANCE = 1e-2
 
 
@@ -105,7 +107,10 @@ def _with_identity(base: Any, causal_class: Any) -> Any | None:  # noqa: ANN401
 def _agrees(causal: Any, base: Any) -> bool:  # noqa: ANN401
     num_tokens = base.get_input_embeddings().num_embeddings
     tokens = torch.arange(_NUM_TRIED_TOKENS, device=base.device)[None] % num_tokens
-    states = base(input_ids=tokens, use_cache=False).last_hidden_state.float()
+    states = base(input_ids=tokens, use_cache=False).last_hidden_state.float() * _ENLARGED
+    head = causal.get_output_embeddings()
+    head.weight *= _ENLARGED
     found = causal(input_ids=tokens, use_cache=False).logits.float()
+    head.weight /= _ENLARGED
     limit = _TOLERANCE * states.abs().mean()
     return found.shape == states.shape and bool((found - states).abs().max() <= limit)

@@ -410,7 +410,8 @@ def measure_worst_step(
 ) -> int:
     """Returns the bytes, beside `cache`, that creating a runner on it and running the step take.
 
-    `vectors`: that rows return in place of tokens; None if they return tokens. Raises StepFailed if the runner cannot run the step.
+    `vectors`: what rows return in place of tokens; None if they return tokens. Raises StepFailed if
+    the runner cannot run the step.
     """
     # A CPU takes memory when it is first written.
     for pool in (*cache.key_pools, *cache.value_pools):
