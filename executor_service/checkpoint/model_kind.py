@@ -33,7 +33,7 @@ _KIND_OF_ENDING = {
     "ForTokenClassification": "token classifier, which labels tokens",
     "ForQuestionAnswering": "extractive question answering model",
     "RewardModel": "reward model, which scores texts",
-    "Model": "model without a language model head, as embedding models",
+    "Model": "model without a language model head, as embedding models (--task embed)",
 }
 # Types that are encoders unless is_decoder is set, beside masked language models.
 _ENCODER_TYPES = frozenset({"bert-generation"})
