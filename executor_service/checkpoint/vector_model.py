@@ -153,10 +153,14 @@ def _is_causal(config: Any) -> bool:  # noqa: ANN401
 
 def _is_plain_encoder(config: Any, architectures: Sequence[str]) -> bool:  # noqa: ANN401
     """Returns whether a checkpoint is an encoder of texts without a head for some other task."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
+
     if config.is_encoder_decoder or media_parts(config):
         return False
-    is_plain = not architectures or architectures[0].endswith(_ENCODER_ENDINGS)
-    return is_plain and is_bidirectional(config)
+    if architectures and not architectures[0].endswith(_ENCODER_ENDINGS):
+        return False
+    is_encoder = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not causal_classes(config)
+    return is_encoder or is_bidirectional(config)
 
 
 def _not_served(config: Any, reason: str) -> ModelUnsupported:  # noqa: ANN401
