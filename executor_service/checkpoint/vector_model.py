@@ -111,6 +111,7 @@ def _plan_embeddings(
     files: SentenceFiles | None,
 ) -> VectorPlan:
     from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
         MODEL_FOR_TEXT_ENCODING_MAPPING,
         MODEL_MAPPING,
     )
@@ -123,7 +124,8 @@ def _plan_embeddings(
     is_quantised = checkpoint.gguf is not None or checkpoint.quantization is not None
     if is_causal and is_quantised:
         return VectorPlan(None, files, is_causal)
-    mapping = MODEL_FOR_TEXT_ENCODING_MAPPING if config.is_encoder_decoder else MODEL_MAPPING
+    has_decoder = type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    mapping: Any = MODEL_FOR_TEXT_ENCODING_MAPPING if has_decoder else MODEL_MAPPING
     return VectorPlan(_class_in(mapping, config), files, is_causal)
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from executor_service.steps import PoolingParams, PoolingTask, StepOutput
-from tests.support.models.tiny_tokenizers import words
 from tests.support.steps.step_driver import Row, make_step
 
 if TYPE_CHECKING:
@@ -101,23 +101,26 @@ def _made(model_class: Any, config: Any) -> Any:  # noqa: ANN401
 
 
 def save_tokenizer(directory: Path, *, has_types: bool) -> None:
-    """Saves a tokenizer of words `t0`, `t1`, ..: texts begin with `t1` and end with `t2`."""
-    from tokenizers.processors import TemplateProcessing
+    """Saves a tokenizer of words `t4`, `t5`, ..; texts begin with token 1 and end with token 2."""
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = words(VOCAB_SIZE)
-    tokenizer.post_processor = TemplateProcessing(
-        single="t1 $A t2", pair="t1 $A t2 $B:1 t2:1", special_tokens=[("t1", 1), ("t2", 2)]
+    names = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"t{n}" for n in range(4, VOCAB_SIZE)))
+    vocab = {name: token_id for token_id, name in enumerate(names)}
+    tokenizer = Tokenizer(models.WordLevel(vocab=vocab, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
     )
-    names = ["input_ids", "attention_mask", *(["token_type_ids"] if has_types else [])]
     make: Any = PreTrainedTokenizerFast
     fast = make(
         tokenizer_object=tokenizer,
-        pad_token="t0",
-        cls_token="t1",
-        sep_token="t2",
-        unk_token="t3",
-        model_input_names=names,
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        unk_token="[UNK]",
+        model_input_names=["input_ids", "attention_mask", *["token_type_ids"] * has_types],
     )
     fast.save_pretrained(directory)
 
