@@ -25,6 +25,7 @@ from splitserve_gateway.generation import (
     FieldNames,
     chat_fields,
     chat_generation,
+    check_generates,
     naming,
     sampling_params,
     tokenizer_of,
@@ -70,6 +71,7 @@ async def start_chat(gateway: Gateway, body: ChatRequest, fields: FieldNames) ->
     """
     with naming(fields):
         serving = await gateway.choose(body.model)
+        check_generates(serving.served)
         max_tokens = body.max_tokens
         if body.max_completion_tokens is not None:
             max_tokens = body.max_completion_tokens

@@ -25,6 +25,7 @@ from splitserve_gateway.generation import (
     EncodedPrompt,
     FieldNames,
     TextRequest,
+    check_generates,
     checked_grammar,
     completion_fields,
     encode_prompts,
@@ -67,6 +68,7 @@ async def _text_request(
     gateway: Gateway, body: CompletionRequest, fields: FieldNames
 ) -> TextRequest:
     serving = await gateway.choose(body.model)
+    check_generates(serving.served)
     prompts = await encode_prompts(body, serving.served)
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     num_prompt_logprobs = body.prompt_logprobs

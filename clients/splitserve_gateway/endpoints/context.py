@@ -23,7 +23,12 @@ from splitserve_gateway.upstreams import Fleet, Upstream
 
 Schema = TypeVar("Schema", bound=ApiRequest)
 
-_PROMPT_FIELDS = frozenset({"messages", "prompt", "prompt_token_ids", "input"})
+_PROMPT_FIELDS = frozenset(
+    {
+        "messages", "prompt", "prompt_token_ids", "input",
+        "query", "queries", "documents", "text_1", "text_2",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
