@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import struct
 from base64 import b64decode
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_contract import DomainError
@@ -22,25 +20,11 @@ from tests.unit.gateway.endpoints.vector_gateway import (
     ids,
     text,
     vector,
-    vector_gateway,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PATH = "/v1/embeddings"
 MAX_MODEL_LEN = 128
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared() -> AsyncIterator[VectorGateway]:
-    async with vector_gateway() as gateway:
-        yield gateway
-
-
-@pytest.fixture
-def gateway(shared: VectorGateway) -> VectorGateway:
-    for fake in shared.fakes.values():
-        fake.requests.clear()
-    return shared
 
 
 def titled(*words: int) -> list[int]:
