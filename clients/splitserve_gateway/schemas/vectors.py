@@ -136,15 +136,7 @@ class ScoreRequest(VectorFields):
     """Request body of `/score`: `text_1` and `text_2`, or `queries` and `documents`."""
 
     model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [
-                {"required": ["text_1", "text_2"], "properties": _given("text_1", "text_2")},
-                {
-                    "required": ["queries", "documents"],
-                    "properties": _given("queries", "documents"),
-                },
-            ]
-        }
+        json_schema_extra={"oneOf": [_given("text_1", "text_2"), _given("queries", "documents")]}
     )
 
     text_1: _Texts | None = None

@@ -145,7 +145,7 @@ def vector_of(
     )
     size = info.embedding_size if is_embedding else len(info.labels)
     size = pooling.num_dimensions or size
-    mixed = sum(place * token_id for place, token_id in enumerate(token_ids, 1))
+    mixed = 1 + sum(place * token_id for place, token_id in enumerate(token_ids, 1))
     mixed += 31 * pooling.second_text_start
     numbers = [math.sin(mixed * (place + 1)) for place in range(size)]
     if pooling.raw:
