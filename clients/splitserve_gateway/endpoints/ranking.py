@@ -9,7 +9,7 @@ from starlette.responses import Response
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
 from splitserve_gateway.endpoints.shapes import Json, listed_answer, with_notes
 from splitserve_gateway.endpoints.vectors import vector_head, vector_usage
-from splitserve_gateway.generation import Comparison, TextPairs, answer_id, compare
+from splitserve_gateway.generation import Comparison, TextPairs, answer_id, compare, compares
 from splitserve_gateway.http import invalid
 from splitserve_gateway.schemas import RerankRequest, ScoreRequest
 
@@ -52,7 +52,7 @@ async def rerank_as_cohere(request: Request) -> Response:
 
 
 async def _compare_documents(gateway: Gateway, body: RerankRequest) -> Comparison:
-    serving = await gateway.choose(body.model)
+    serving = await gateway.choose(body.model, compares)
     documents = {f"documents.{index}": text for index, text in enumerate(body.texts)}
     pairs = TextPairs(
         {"query": body.query},
@@ -89,7 +89,7 @@ async def score(request: Request) -> Response:
     gateway = gateway_of(request)
     async with gateway.reading(request, ScoreRequest) as body:
         pairs = _pairs(body)
-        serving = await gateway.choose(body.model)
+        serving = await gateway.choose(body.model, compares)
         comparison = await compare(serving, body, pairs)
     scores, num_tokens = await comparison.scores()
     data: list[Json] = [

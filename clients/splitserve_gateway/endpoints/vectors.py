@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from splitserve_client import InvalidRequest, Pooling
+from splitserve_client import InvalidRequest
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
 from splitserve_gateway.endpoints.shapes import Json, listed_answer, with_notes
 from splitserve_gateway.generation import (
@@ -20,10 +20,13 @@ from splitserve_gateway.generation import (
     VectorInput,
     VectorRequest,
     answer_id,
+    classifies,
     compute_vectors,
+    embeds,
     encode_chat,
     encode_inputs,
     pooling_of,
+    pools,
     tokenizer_of,
     vector_paths,
     vector_request,
@@ -39,7 +42,8 @@ from splitserve_text import PoolingTask
 
 router = APIRouter()
 
-_TASKS = {"embed": PoolingTask.EMBEDDING, "classify": PoolingTask.SCORES}
+_TASKS = {None: None, "embed": PoolingTask.EMBEDDING, "classify": PoolingTask.SCORES}
+_SUITABLE = {None: pools, PoolingTask.EMBEDDING: embeds, PoolingTask.SCORES: classifies}
 
 
 @router.post("/v1/embeddings")
@@ -47,7 +51,7 @@ async def create_embeddings(request: Request) -> Response:
     """Returns the embedding of a text, or of each text of a batch."""
     gateway = gateway_of(request)
     async with gateway.reading(request, EmbeddingRequest) as body:
-        asked = await _embedding_request(gateway, body, "embed")
+        asked = await _embedding_request(gateway, body, PoolingTask.EMBEDDING)
     found = await compute_vectors(asked)
     data = (
         {"object": "embedding", "index": index, "embedding": _encoded(vector, body)}
@@ -64,7 +68,7 @@ async def create_pooling(request: Request) -> Response:
     async with gateway.reading(request, PoolingRequest) as body:
         if (body.input is None) == (body.messages is None):
             raise invalid("one of input and messages is required", "input")
-        asked = await _embedding_request(gateway, body, body.task)
+        asked = await _embedding_request(gateway, body, _TASKS[body.task])
     found = await compute_vectors(asked)
     data = (
         {"index": index, "object": "pooling", "data": _encoded(vector, body)}
@@ -80,9 +84,9 @@ async def classify(request: Request) -> Response:
     """Returns the probability of each label of a classifier, for each text."""
     gateway = gateway_of(request)
     async with gateway.reading(request, ClassifyRequest) as body:
-        serving = await gateway.choose(body.model)
+        serving = await gateway.choose(body.model, classifies)
         pooling = pooling_of(serving.served)
-        _check_task(PoolingTask.SCORES, serving, pooling)
+        _check_task(PoolingTask.SCORES, serving)
         texts = _by_path(body.input)
         inputs = await encode_inputs(
             serving, texts, body, add_special_tokens=body.add_special_tokens
@@ -108,18 +112,18 @@ def _classes(index: int, scores: array[float], labels: tuple[str, ...]) -> Json:
 
 
 async def _embedding_request(
-    gateway: Gateway, body: EmbeddingRequest | PoolingRequest, kind: str | None
+    gateway: Gateway, body: EmbeddingRequest | PoolingRequest, task: PoolingTask | None
 ) -> VectorRequest:
-    """Returns the request for `body`. `kind`: `embed` or `classify`; None for what the model has.
+    """Returns the request for `body`. `task`: None for embeddings, if the model has any, or scores.
 
     Raises ApiError and SplitserveError.
     """
-    serving = await gateway.choose(body.model)
+    serving = await gateway.choose(body.model, _SUITABLE[task])
     pooling = pooling_of(serving.served)
-    has_embeddings = pooling.embedding_size > 0
-    default = PoolingTask.EMBEDDING if has_embeddings else PoolingTask.SCORES
-    task = default if kind is None else _TASKS[kind]
-    _check_task(task, serving, pooling)
+    if task is None:
+        has_embeddings = embeds(serving.served.model)
+        task = PoolingTask.EMBEDDING if has_embeddings else PoolingTask.SCORES
+    _check_task(task, serving)
     most = pooling.embedding_size if task is PoolingTask.EMBEDDING else 0
     if body.dimensions is not None and body.dimensions > most:
         allowed = f"1 to {most}" if most else "null, as scores have no dimensions"
@@ -173,13 +177,13 @@ def _by_path(given: object) -> Mapping[str, str | list[int]]:
     return {"input": given}  # type: ignore[dict-item]
 
 
-def _check_task(task: PoolingTask, serving: Serving, pooling: Pooling) -> None:
+def _check_task(task: PoolingTask, serving: Serving) -> None:
     """Raises ApiError if the model has no vectors of this kind."""
-    has_it = pooling.embedding_size > 0 if task is PoolingTask.EMBEDDING else bool(pooling.labels)
-    if not has_it:
+    model = serving.served.model
+    if not _SUITABLE[task](model):
         what = "no embeddings" if task is PoolingTask.EMBEDDING else "no labels to score"
-        name, allowed = serving.served.model.name, ", ".join(vector_paths(pooling))
-        raise invalid(f"the model {name!r} has {what}; allowed: {allowed}", "model")
+        message = f"the model {model.name!r} has {what}; allowed: {vector_paths(model)}"
+        raise invalid(message, "model")
 
 
 # -- Answers ---------------------------------------------------------------------------------------

@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import mul
 
-from splitserve_gateway.generation.prompts import Serving, pooling_of, vector_paths
+from splitserve_gateway.generation.model_kinds import (
+    embeds,
+    pooling_of,
+    scores_pairs,
+    vector_paths,
+)
+from splitserve_gateway.generation.prompts import Serving
 from splitserve_gateway.generation.vectors import (
     VectorRequest,
     check_text,
@@ -68,7 +74,7 @@ class Comparison:
 
 async def compare(serving: Serving, body: VectorFields, pairs: TextPairs) -> Comparison:
     """Returns the request for the scores of `pairs`. Raises ApiError and SplitserveError."""
-    pooling = pooling_of(serving.served)
+    model, pooling = serving.served.model, pooling_of(serving.served)
     for param, text in (*pairs.firsts.items(), *pairs.seconds.items()):
         check_text(text, param)
     if len(pairs.firsts) not in (1, len(pairs.seconds)):
@@ -77,13 +83,11 @@ async def compare(serving: Serving, body: VectorFields, pairs: TextPairs) -> Com
         )
         message = f"{first} has {len(pairs.firsts)} texts and {second} {len(pairs.seconds)}"
         raise invalid(f"{message}; allowed: as many of each, or one of {first}", first)
-    if len(pooling.labels) == 1:
+    if scores_pairs(model):
         return await _compare_by_label(serving, body, pairs)
-    if not pooling.embedding_size:
-        message = f"the model {serving.served.model.name!r} scores {len(pooling.labels)} labels"
-        allowed = ", ".join(vector_paths(pooling))
-        message = f"{message}, and not how well two texts match; allowed: {allowed}"
-        raise invalid(message, "model")
+    if not embeds(model):
+        message = f"the model {model.name!r} scores {len(pooling.labels)} labels, and not how well"
+        raise invalid(f"{message} two texts match; allowed: {vector_paths(model)}", "model")
     return await _compare_embeddings(serving, body, pairs)
 
 

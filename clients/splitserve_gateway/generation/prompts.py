@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from splitserve_client import Pooling, TokenizerUnavailable
+from splitserve_client import TokenizerUnavailable
 from splitserve_gateway.callers import Caller
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.grammars import GrammarChecker, TenantChecker
@@ -179,40 +179,6 @@ def truncated(token_ids: list[int], most: int | None, served: ServedByScheduler)
 async def run_off_loop(tokenizer: Tokenizer, size: int, work: Callable[[], Result]) -> Result:
     """Returns the result of `work`. Uses a thread if `size` (characters or tokens) is large."""
     return work() if size <= SMALL_SIZE else await tokenizer.in_thread(work, size)
-
-
-# -- Kinds of models -------------------------------------------------------------------------------
-
-
-def check_generates(served: ServedByScheduler) -> None:
-    """Raises ApiError if the model returns vectors instead of text."""
-    if (pooling := served.model.pooling) is not None:
-        allowed = ", ".join(vector_paths(pooling))
-        message = f"the model {served.model.name!r} returns vectors and no text; allowed: {allowed}"
-        raise invalid(message, "model")
-
-
-def pooling_of(served: ServedByScheduler) -> Pooling:
-    """Returns the vectors that the model has. Raises ApiError if it returns text instead."""
-    if served.model.pooling is None:
-        message = f"the model {served.model.name!r} returns text and no vectors; allowed: POST "
-        is_chat = served.tokenizer is not None and served.tokenizer.has_chat_template
-        chats = ", /v1/chat/completions, /v1/responses" if is_chat else ""
-        raise invalid(f"{message}/v1/completions{chats}", "model")
-    return served.model.pooling
-
-
-def vector_paths(pooling: Pooling) -> list[str]:
-    """Returns the endpoints for a model with these vectors."""
-    compares = pooling.embedding_size or len(pooling.labels) == 1
-    found = {
-        "POST /v1/embeddings": pooling.embedding_size,
-        "/v1/rerank": compares,
-        "/score": compares,
-        "/classify": pooling.labels,
-        "/pooling": True,
-    }
-    return [path for path, exists in found.items() if exists]
 
 
 # -- Scheduler and gateway parts that serve a request ----------------------------------------------

@@ -98,7 +98,7 @@ class ClassifyRequest(VectorFields):
 class DocumentText(ApiRequest):
     """Document as an object."""
 
-    text: str
+    text: _Text
 
 
 def _kind_of_document(value: object) -> str:

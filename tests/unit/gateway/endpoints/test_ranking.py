@@ -176,7 +176,10 @@ async def test_bad_field_is_named(
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("classifier", "scores 3 labels, and not how well two texts match; allowed: /classify"),
+        (
+            "classifier",
+            "scores 3 labels, and not how well two texts match; allowed: POST /cl",
+        ),
         ("writer", "returns text and no vectors"),
     ],
 )

@@ -29,12 +29,11 @@ TOGETHER: dict[str, dict[str, Any]] = {
 }
 # What depends on the model.
 OF_THE_MODEL = (
-    "is not served; available",
+    "the model ",
     "dimensions is 2147483647",
     "prompt_name is ",
     "allowed: -1, or at least",
     "allowed: null, as scores have no dimensions",
-    "has no embeddings",
 )
 
 

@@ -106,7 +106,7 @@ async def test_text_is_encoded_as_asked_for(
 
 @pytest.mark.parametrize("given", [text(*range(2, 300)), list(range(2, 300))])
 async def test_long_input_is_cut_to_the_model_or_refused(
-    gateway: VectorGateway, given: object
+    gateway: VectorGateway, given: str | list[int]
 ) -> None:
     await gateway.post(PATH, "embedder", input=given, truncate_prompt_tokens=-1)
     ((first, *middle, last),) = gateway.prompts("embedder")
@@ -178,14 +178,26 @@ async def test_broken_json_is_refused(gateway: VectorGateway, content: str) -> N
 @pytest.mark.parametrize(
     ("path", "model", "said"),
     [
-        (PATH, "writer", "returns text and no vectors; allowed: POST /v1/completions, /v1/chat"),
+        (
+            PATH,
+            "writer",
+            "returns text and no vectors; allowed: POST /v1/completions, POST ",
+        ),
         ("/classify", "writer", "returns text and no vectors"),
         ("/pooling", "writer", "returns text and no vectors"),
-        (PATH, "ranker", "has no embeddings; allowed: /v1/rerank, /score, /classify, /pooling"),
-        (PATH, "classifier", "has no embeddings; allowed: /classify, /pooling"),
-        ("/classify", "embedder", "no labels to score; allowed: POST /v1/embeddings, /v1/rerank"),
+        (
+            PATH,
+            "ranker",
+            "has no embeddings; allowed: POST /v1/rerank, POST /score, POST /cla",
+        ),
+        (PATH, "classifier", "has no embeddings; allowed: POST /classify, POST /pooling"),
+        (
+            "/classify",
+            "embedder",
+            "no labels to score; allowed: POST /v1/embeddings, POST /v1/rer",
+        ),
         ("/v1/completions", "embedder", "returns vectors and no text; allowed: POST /v1/emb"),
-        ("/v1/chat/completions", "ranker", "returns vectors and no text; allowed: /v1/rerank"),
+        ("/v1/chat/completions", "ranker", "returns vectors and no text; allowed: POST /v1/rerank"),
         ("/v1/responses", "both", "returns vectors and no text"),
     ],
 )
@@ -201,6 +213,18 @@ async def test_other_kind_of_model_is_refused(
     assert error["param"] == "model"
     assert f"the model '{model}'" in error["message"]
     assert said in error["message"]
+
+
+async def test_request_without_model_gets_a_model_of_its_kind(gateway: VectorGateway) -> None:
+    for path, body, models in (
+        (PATH, {"input": "t5"}, {"embedder", "both"}),
+        ("/classify", {"input": "t5"}, {"classifier", "ranker", "both"}),
+        ("/score", {"text_1": "t5", "text_2": "t6"}, {"embedder", "ranker", "both"}),
+        ("/v1/completions", {"prompt": "t5", "max_tokens": 1}, {"writer"}),
+    ):
+        for _ in range(3):
+            answer = (await gateway.http.post(path, json=body)).json()
+            assert answer["model"] in models
 
 
 async def test_models_and_tokens_are_as_of_any_model(gateway: VectorGateway) -> None:

@@ -105,10 +105,10 @@ async def vector_gateway(**config: Any) -> AsyncIterator[VectorGateway]:  # noqa
             fake = FakeScheduler(
                 tokenizer_files=tokenizer_files(), name=name, model_digest=name, pooling=pooling
             )
-            server = await start(fake)
-            stack.push_async_callback(server.server.stop, None)
+            scheduler = await start(fake)
+            stack.push_async_callback(scheduler.server.stop, None)
             fakes[name] = fake
-            addresses.append(f"127.0.0.1:{server.port}")
+            addresses.append(f"127.0.0.1:{scheduler.port}")
         made = GatewayConfig(schedulers=",".join(addresses), **config)
         server = await stack.enter_async_context(serving(made))
         http = await stack.enter_async_context(
