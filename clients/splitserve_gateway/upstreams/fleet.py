@@ -196,7 +196,7 @@ class Fleet:
         """Chooses the least busy scheduler that serves `model`, and reserves a place there.
 
         Equally busy schedulers take turns. `model`: None for any. `allowed`: restricts schedulers,
-        None for all. `prefers`: whether a model suits a request with `model` None; None if each does.
+        None for all. `prefers`: whether a model suits a request with `model` None; None: all do.
         Raises ApiError.
         """
         known = [(u, u.served) for u in self.reachable(allowed) if u.served is not None]
