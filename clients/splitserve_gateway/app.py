@@ -30,7 +30,9 @@ from splitserve_gateway.endpoints import (
     docs_page,
     models,
     openapi_of,
+    ranking,
     responses,
+    vectors,
 )
 from splitserve_gateway.grammars import GrammarChecker
 from splitserve_gateway.http import ApiError, BodyBudget, Exchanges, Guard, invalid, quoted
@@ -47,6 +49,8 @@ _ROUTERS = (
     completions.router,
     models.router,
     adapters.router,
+    vectors.router,
+    ranking.router,
 )
 
 # Budget of body bytes, in bodies of the largest size that are read or encoded at a time.

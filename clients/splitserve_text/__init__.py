@@ -76,6 +76,7 @@ from splitserve_text.values import (
     TraceContext,
     Usage,
 )
+from splitserve_text.vector_texts import EncodedPair, VectorTexts
 
 __all__ = [
     "FORMATS",
@@ -95,6 +96,7 @@ __all__ = [
     "Delta",
     "Detokenizer",
     "EarlyStopping",
+    "EncodedPair",
     "End",
     "Finish",
     "FinishReason",
@@ -143,6 +145,7 @@ __all__ = [
     "TopLogprob",
     "TraceContext",
     "Usage",
+    "VectorTexts",
     "as_prompt",
     "make_detokenizer",
 ]

@@ -37,6 +37,9 @@ _TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    # Of sentence-transformers: prompts, and whether texts are turned to lower case.
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
 )
 # Further chat templates, with their names as file names.
 _TEMPLATES = "additional_chat_templates/*.jinja"

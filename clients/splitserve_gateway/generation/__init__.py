@@ -27,6 +27,17 @@ from splitserve_gateway.generation.choices import (
     stream_choices,
     upstream_id,
 )
+from splitserve_gateway.generation.comparisons import Comparison, TextPairs, compare
+from splitserve_gateway.generation.model_kinds import (
+    check_generates,
+    classifies,
+    compares,
+    embeds,
+    generates,
+    pooling_of,
+    pools,
+    vector_paths,
+)
 from splitserve_gateway.generation.prompts import (
     SMALL_SIZE,
     EncodedPrompt,
@@ -44,6 +55,15 @@ from splitserve_gateway.generation.text_requests import (
     scheduling_params,
     text_request,
 )
+from splitserve_gateway.generation.vectors import (
+    VectorInput,
+    VectorRequest,
+    Vectors,
+    compute_vectors,
+    encode_inputs,
+    encode_pairs,
+    vector_request,
+)
 
 __all__ = [
     "CHAT_FIELDS",
@@ -52,6 +72,7 @@ __all__ = [
     "SMALL_SIZE",
     "ChatGeneration",
     "ChoiceEnd",
+    "Comparison",
     "Delta",
     "EncodedPrompt",
     "Event",
@@ -59,19 +80,34 @@ __all__ = [
     "PromptScores",
     "RequestedAdapter",
     "Serving",
+    "TextPairs",
     "TextRequest",
     "Totals",
+    "VectorInput",
+    "VectorRequest",
+    "Vectors",
     "answer_id",
     "chat_fields",
     "chat_generation",
     "chat_request",
     "check_chars",
+    "check_generates",
     "checked_grammar",
+    "classifies",
+    "compare",
+    "compares",
     "completion_fields",
+    "compute_vectors",
+    "embeds",
     "encode_chat",
+    "encode_inputs",
+    "encode_pairs",
     "encode_prompts",
     "gathered",
+    "generates",
     "naming",
+    "pooling_of",
+    "pools",
     "refusal",
     "response_fields",
     "run_off_loop",
@@ -82,4 +118,6 @@ __all__ = [
     "tokenizer_of",
     "tools_of",
     "upstream_id",
+    "vector_paths",
+    "vector_request",
 ]

@@ -1,7 +1,12 @@
 """Request bodies of the API as pydantic models."""
 
 from splitserve_gateway.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from splitserve_gateway.schemas.base import ApiRequest, StreamOptions, ignored_names
+from splitserve_gateway.schemas.base import (
+    ApiRequest,
+    SchedulingFields,
+    StreamOptions,
+    ignored_names,
+)
 from splitserve_gateway.schemas.chat import (
     ChatFields,
     ChatMessage,
@@ -36,6 +41,14 @@ from splitserve_gateway.schemas.sampling import (
     ResponseToolName,
     SamplingFields,
 )
+from splitserve_gateway.schemas.vectors import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+    VectorFields,
+)
 
 __all__ = [
     "GRAMMAR_FIELDS",
@@ -49,9 +62,11 @@ __all__ = [
     "ChatTool",
     "ChatToolChoice",
     "ChatToolName",
+    "ClassifyRequest",
     "CompletionRequest",
     "Content",
     "DetokenizeRequest",
+    "EmbeddingRequest",
     "FunctionCall",
     "FunctionDefinition",
     "FunctionOutput",
@@ -59,16 +74,21 @@ __all__ = [
     "LoadAdapterRequest",
     "Message",
     "NamedFunction",
+    "PoolingRequest",
     "Reasoning",
     "RefusalPart",
+    "RerankRequest",
     "ResponseTool",
     "ResponseToolChoice",
     "ResponseToolName",
     "ResponsesRequest",
     "SamplingFields",
+    "SchedulingFields",
+    "ScoreRequest",
     "StreamOptions",
     "TokenizeRequest",
     "ToolCall",
     "UnloadAdapterRequest",
+    "VectorFields",
     "ignored_names",
 ]

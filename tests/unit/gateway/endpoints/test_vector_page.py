@@ -1,0 +1,54 @@
+"""Every request for vectors that openapi.json allows is accepted, field by field."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.support.openapi_examples import offered_bodies
+from tests.unit.gateway.endpoints.vector_gateway import VectorGateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"model": "embedder", "input": "t5"},
+    "/pooling": {"model": "both", "input": "t5"},
+    "/classify": {"model": "classifier", "input": "t5"},
+    "/v1/rerank": {"model": "ranker", "query": "t5", "documents": ["t6"]},
+    "/v2/rerank": {"model": "embedder", "query": "t5", "documents": ["t6"]},
+    "/score": {"model": "ranker", "text_1": "t5", "text_2": "t6"},
+}
+CHAT = {"messages": [{"role": "user", "content": "t5"}], "input": None}
+TOGETHER: dict[str, dict[str, Any]] = {
+    "messages": {"input": None},
+    "chat_template_kwargs": CHAT,
+    "continue_final_message": CHAT,
+    "queries": {"text_1": None, "text_2": None, "documents": "t6"},
+    "documents": {"text_1": None, "text_2": None, "queries": "t5"},
+}
+# What depends on the model.
+OF_THE_MODEL = (
+    "the model ",
+    "dimensions is 2147483647",
+    "prompt_name is ",
+    "allowed: -1, or at least",
+    "allowed: null, as scores have no dimensions",
+)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_page_offers_only_what_is_accepted(gateway: VectorGateway, path: str) -> None:
+    page = (await gateway.http.get("/openapi.json")).json()
+    bodies = offered_bodies(page, path, BODIES[path], TOGETHER)
+    places = asyncio.Semaphore(16)
+
+    async def refusal(body: dict[str, Any]) -> str:
+        async with places:
+            answer = await gateway.http.post(path, json=body)
+        if answer.status_code == 200 or any(map(answer.text.__contains__, OF_THE_MODEL)):
+            return ""
+        return f"{body}: {answer.status_code} {answer.text}"
+
+    refused = list(filter(None, await asyncio.gather(*map(refusal, bodies))))
+    assert not refused, "\n".join(refused)
