@@ -20,6 +20,7 @@ from scheduler_service.scheduler.values import (
     PreemptionMode,
     Request,
     SamplingParams,
+    Speculation,
 )
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_kernels.cpu import NativeLibrary
@@ -277,6 +278,26 @@ def test_sampled_tokens_are_drawn_from_the_logits_of_hugging_face(
     outputs = engine.serve(*requests)
     for question, request, output in zip(encoded.questions, requests, outputs, strict=True):
         assert output == [sampled_tokens(encoded, *question, request.sequence.seed, 0.8)]
+
+
+@pytest.mark.parametrize("architecture", ["bart", "t5"])
+def test_steps_of_several_tokens_bring_those_of_generate(
+    architecture: str,
+    encoded_pair_of: Callable[[str], EncodedPair],
+    native_library: NativeLibrary,
+) -> None:
+    encoded = encoded_pair_of(architecture)
+    repetitive = ([5, 6, 7, 8] * 3, [9, 10, 11, 9, 10, 11, 9, 10])
+    questions = [repetitive, *encoded.questions]
+    expected = [[encoded.answer(*each)[0, len(each[1]) :].tolist()] for each in questions]
+    requests = [_request(index, *each) for index, each in enumerate(questions)]
+    drafting = encoded.engine(AUTO, speculation=Speculation.PROMPT_LOOKUP)
+    assert drafting.serve(*requests) == expected
+    assert drafting.core.draft_totals.num_accepted > 0
+    running_on = encoded.engine(AUTO, max_run_ahead=4, max_run_ahead_ms=10**6)
+    again = [_request(index, *each) for index, each in enumerate(questions)]
+    assert running_on.serve(*again) == expected
+    assert max(plan.work.most_tokens for plan in running_on.core.plans) > 1
 
 
 def test_sequences_of_a_request_share_its_encoder_tokens(
