@@ -161,7 +161,9 @@ def test_load_model_embeds_with_an_encoder_when_its_head_has_no_other_task(
     if not is_served:
         with pytest.raises(ExecutorError, match=head):
             load_model(ModelConfig(str(tmp_path)))
-    assert load_model(ModelConfig(str(tmp_path), task="embed")).vectors == ModelVectors(64, (), True)
+    assert load_model(ModelConfig(str(tmp_path), task="embed")).vectors == ModelVectors(
+        64, (), True
+    )
     assert "pooling_assumed model=" in caplog.text
     assert "pooling=mean normalised=False" in caplog.text
 
