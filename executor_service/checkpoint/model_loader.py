@@ -232,6 +232,7 @@ def _load_uncached(
             " none"
         )
     text_config = config.get_text_config(decoder=True)
+    rope = fix_rope(text_config, _max_model_len(text_config, model_config, plan))
     tokenizer = read_tokenizer(checkpoint, config)
     whole = read_model(checkpoint, config, replace(model_config, keeps_packed=False), plan)
     num_unused = num_positions_before(whole.base_model)
@@ -245,7 +246,7 @@ def _load_uncached(
         model=whole,
         name=model_config.name or checkpoint.name,
         architecture=type(whole).__name__,
-        digest=_digest(checkpoint, None),
+        digest=_digest(checkpoint, rope),
         dtype=whole.dtype,
         kv_dtype=whole.dtype,
         device=torch.device(whole.device),

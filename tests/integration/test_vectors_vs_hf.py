@@ -70,6 +70,21 @@ def test_encoder_returns_means_when_rows_have_different_lengths(
     assert engine.info.limits.max_num_batched_tokens >= engine.info.model.max_model_len
 
 
+@pytest.mark.parametrize(
+    ("model_type", "overrides"),
+    [("modernbert", {}), ("gemma3_text", {"use_bidirectional_attention": True})],
+)
+def test_sliding_window_is_followed_when_rows_are_far_longer(
+    tmp_path: Path, model_type: str, overrides: dict[str, object]
+) -> None:
+    model = make_vector_model(model_type, tmp_path, max_position_embeddings=400, **overrides)
+    engine = load_engine_of("--model", str(tmp_path))
+    rows = random_rows(399, 5, 257, 399)
+    expected = [hidden(model, row).mean(dim=0) for row in rows]
+    check(vectors_of(run_rows(engine, rows)), expected)
+    assert engine.compute == "torch, rows side by side"
+
+
 @pytest.mark.parametrize("num_labels", [1, 3])
 @pytest.mark.parametrize("model_type", [*SIDE_BY_SIDE, *BY_LENGTH])
 @pytest.mark.cases(10)
