@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from splitserve_gateway.generation import vectors
 from tests.unit.gateway.endpoints.vector_gateway import (
     CLS,
     SEP,
@@ -129,6 +130,17 @@ async def test_long_texts_are_cut_to_the_model(gateway: VectorGateway) -> None:
     error = await gateway.refusal("/rerank", "ranker", query="t1", documents=["t2", long])
     assert (error["param"], error["code"]) == ("documents.1", "context_length_exceeded")
     assert error["message"].startswith("documents.1 has ")
+
+
+async def test_tokens_of_all_pairs_are_bounded(
+    gateway: VectorGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors, "MAX_TOKENS", 20)
+    asked = {"query": text(*range(1, 6)), "documents": ["t9"] * 3}
+    error = await gateway.refusal("/rerank", "ranker", **asked)
+    assert error["param"] == "documents.2"
+    assert "have 27 tokens; allowed: at most 20 in a request" in error["message"]
+    assert gateway.prompts("ranker") == []
 
 
 async def test_embedded_documents_are_cut_without_their_special_tokens(
