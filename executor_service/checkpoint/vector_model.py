@@ -86,7 +86,9 @@ def plan_vectors(checkpoint: Checkpoint, config: Any, task: str) -> VectorPlan |
             f"{config.model_type}: --task classify: config.json names no {_CLASSIFIER}: not served;"
             f" supported: architectures that end in {_CLASSIFIER}"
         )
-    if task != "embed" and (is_classifier or (files is not None and files.is_classifier)):
+    if task == "auto" and files is not None:
+        is_classifier = files.is_classifier
+    if task != "embed" and is_classifier:
         return _plan_classifier(config, files)
     if task == "embed" or files is not None or _is_plain_encoder(config, architectures):
         return _plan_embeddings(checkpoint, config, files)

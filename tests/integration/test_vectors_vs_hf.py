@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.models.tiny_models import load_engine_of
+from tests.support.models.gguf_writer import write_gguf
+from tests.support.models.model_pair import load_reference
+from tests.support.models.tiny_models import load_engine_of, make_tiny_model
 from tests.support.models.vector_models import (
     EMBEDDING,
     SCORES,
@@ -75,7 +77,7 @@ def test_encoder_returns_means_when_rows_have_different_lengths(
     [("modernbert", {}), ("gemma3_text", {"use_bidirectional_attention": True})],
 )
 def test_sliding_window_is_followed_when_rows_are_far_longer(
-    tmp_path: Path, model_type: str, overrides: dict[str, object]
+    tmp_path: Path, model_type: str, overrides: dict[str, Any]
 ) -> None:
     model = make_vector_model(model_type, tmp_path, max_position_embeddings=400, **overrides)
     engine = load_engine_of("--model", str(tmp_path))
@@ -140,6 +142,16 @@ def test_decoder_embeds_by_its_last_token_when_a_prompt_is_cut_into_steps(
     check(vectors_of(run_rows(engine, rest, num_computed=halves)), unit)
 
 
+def test_decoder_embeds_when_it_is_in_a_gguf_file(tmp_path: Path) -> None:
+    directory, path = tmp_path / "plain", tmp_path / "model.gguf"
+    model = load_reference(make_tiny_model("llama", directory))
+    write_gguf(path, model, "llama", {})
+    engine = load_engine_of("--model", str(path), "--task=embed", "--num-device-blocks=64")
+    rows = random_rows(1, 128, 17)
+    expected = [hidden(model.model, row)[-1] for row in rows]
+    check(vectors_of(run_rows(engine, rows, replace(EMBEDDING, raw=True))), expected)
+
+
 @pytest.mark.parametrize(("model_type", "num_labels"), [("llama", 3), ("qwen2", 1)])
 def test_decoder_scores_labels_by_its_last_token(
     tmp_path: Path, model_type: str, num_labels: int
@@ -164,7 +176,7 @@ def test_decoder_scores_labels_by_its_last_token(
     ],
 )
 def test_bidirectional_decoder_returns_means_of_states_that_see_later_tokens(
-    tmp_path: Path, model_type: str, overrides: dict[str, object]
+    tmp_path: Path, model_type: str, overrides: dict[str, Any]
 ) -> None:
     model = make_vector_model(model_type, tmp_path, **overrides)
     engine = load_engine_of("--model", str(tmp_path))

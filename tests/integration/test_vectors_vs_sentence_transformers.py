@@ -35,7 +35,7 @@ MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoke
 
 def sentence_model(
     directory: Path,
-    mode: str | Sequence[str],
+    mode: Any,  # noqa: ANN401
     *steps: Any,  # noqa: ANN401
     model_type: str = "bert",
 ) -> Any:  # noqa: ANN401
@@ -48,7 +48,7 @@ def sentence_model(
     model_class = "T5EncoderModel" if model_type == "t5" else "AutoModel"
     make_vector_model(model_type, source, model_class)
     transformer = Transformer(str(source), max_seq_length=120)
-    pooling = Pooling(transformer.get_embedding_dimension(), mode)  # type: ignore[arg-type]
+    pooling = Pooling(transformer.get_embedding_dimension(), mode)
     model = SentenceTransformer(modules=[transformer, pooling, *steps], device="cpu")
     model.save(str(directory))
     return model

@@ -31,8 +31,12 @@ def directory(tmp_path: Path) -> Path:
 
 
 def write(path: Path, **settings: object) -> None:
+    write_text(path, json.dumps(settings))
+
+
+def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(settings))
+    path.write_text(text)
 
 
 def write_modules(directory: Path, *kinds: str, **changes: Mapping[str, Any]) -> None:
@@ -74,7 +78,7 @@ REFUSED: list[tuple[Callable[[Path], None], str]] = [
     (_modules(*PLAIN, Pooling={"type": "mine.Pooling"}), "custom code is never run"),
     (_modules(*PLAIN, Transformer={"path": "0_Transformer"}), "in '0_Transformer', not beside it"),
     (_modules(*PLAIN, Pooling={"path": "../1_Pooling"}), "which is not the name of a folder"),
-    (lambda directory: (directory / "modules.json").write_text("{"), "not readable as JSON"),
+    (lambda directory: write_text(directory / "modules.json", "{"), "not readable as JSON"),
     (_pooling(pooling_mode="mean", include_prompt=False), "include_prompt is false"),
     (_pooling(pooling_mode="median"), "pooling_mode is 'median'; allowed: cls, max, mean"),
     (_dense(bias=False, activation_function="my.Gelu"), "activation_function is 'my.Gelu'"),
@@ -142,6 +146,11 @@ def test_load_model_leaves_positions_before_the_first_unused(tmp_path: Path) -> 
 def test_load_model_describes_vectors(directory: Path) -> None:
     _dense(bias=False)(directory)
     assert load_model(ModelConfig(str(directory))).vectors == ModelVectors(8, (), True)
+
+
+def test_load_model_follows_files_when_the_class_is_a_classifier(directory: Path) -> None:
+    make_vector_model("bert", directory, "BertForSequenceClassification")
+    assert load_model(ModelConfig(str(directory))).vectors == ModelVectors(64, (), True)
 
 
 @pytest.mark.parametrize(
