@@ -60,6 +60,8 @@ from splitserve_rpc import MAX_MESSAGE_BYTES
 
 BUNDLED_DIRECTORY = Path(__file__).parent / "bundled_model"
 _MAX_INFLIGHT_STEPS = 8
+# Limit of the contract.
+_LONGEST_BLOCK = 65536
 _MAX_TARGETS = 256
 
 _log = logging.getLogger(__name__)
@@ -201,7 +203,7 @@ def _check_vectors(config: ExecutorConfig, loaded: LoadedModel) -> None:
 def _uncached_engine(config: ExecutorConfig, executor_epoch: int, compute: Compute) -> LoadedEngine:
     """Returns the engine of a model whose rows are computed whole, without pools.
 
-    One block holds the longest row, and takes no bytes; there is one for each row.
+    Blocks have no meaning: rows have none.
     """
     loaded = compute.loaded
     if config.max_num_batched_tokens < loaded.max_model_len:
@@ -212,7 +214,7 @@ def _uncached_engine(config: ExecutorConfig, executor_epoch: int, compute: Compu
         )
         config = replace(config, max_num_batched_tokens=loaded.max_model_len)
     runner = UncachedRunner(loaded)
-    blocks = _Blocks(loaded.max_model_len, config.max_num_seqs, 0, 0)
+    blocks = _Blocks(min(loaded.max_model_len, _LONGEST_BLOCK), config.max_num_seqs, 0, 0)
     info = replace(
         _describe(config, executor_epoch, loaded, blocks),
         trial_step=measure_uncached_step(runner, loaded),

@@ -170,6 +170,8 @@ _LAYER_TYPE_REASONS = {
     "conv": "convolution layers keep a state of their own",
     "hybrid": "hybrid layers keep a recurrent state",
 }
+# A function, or a method of a class, in the modules of such models.
+_NUMBERING = "create_position_ids_from_input_ids"
 _SERVED_INSTEAD = (
     "not served; supported: a model whose layers all use full or sliding-window attention through"
     " transformers' attention interface"
@@ -226,8 +228,9 @@ def check_model_class(model_class: type, *, counts_positions: bool = True) -> No
 
 def numbers_from_padding(model_class: type) -> bool:
     """Returns whether the class numbers tokens as RoBERTa does, ignoring given positions."""
-    classes = vars(sys.modules[model_class.__module__]).values()
-    return any("create_position_ids_from_input_ids" in getattr(c, "__dict__", {}) for c in classes)
+    module = sys.modules[model_class.__module__]
+    owners = (module, *vars(module).values())
+    return any(_NUMBERING in getattr(owner, "__dict__", {}) for owner in owners)
 
 
 def expected_windows(text_config: Any, num_layers: int) -> list[int | None]:  # noqa: ANN401

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from executor_service.errors import StepFailed
+from executor_service.errors import ModelUnsupported, StepFailed
 from executor_service.model import Adapter, LoadedModel, slots_of
 from executor_service.runner.model_runner import ModelRunner
 from executor_service.runner.vectors import UncachedRunner
@@ -205,8 +205,11 @@ def measure_uncached_step(
     runner: UncachedRunner,
     loaded: LoadedModel,
     clock: Callable[[], float] = time.perf_counter,
-) -> TrialStep | None:
-    """Times a step of one row on `runner`, as `measure_step` does."""
+) -> TrialStep:
+    """Times a step of one long row on `runner`.
+
+    Raises ModelUnsupported if it fails: nothing depends on what a pool holds, so others would, too.
+    """
     vectors = loaded.vectors
     assert vectors is not None, "the model returns vectors"
     num_tokens = min(_NUM_TOKENS_OF_GPU, loaded.max_model_len)
@@ -230,7 +233,8 @@ def measure_uncached_step(
     )
     took_s = _run_shortly(runner, step, clock)
     if took_s is None:
-        return None
+        reason = f"a text of {num_tokens} tokens cannot be computed (the log says why)"
+        raise ModelUnsupported(f"{loaded.architecture}: {reason}")
     _log.info("trial_step_measured num_tokens=%d seconds=%.3g", num_tokens, took_s)
     return TrialStep(num_tokens, num_tokens**2, max(1, round(took_s * 1e6)))
 

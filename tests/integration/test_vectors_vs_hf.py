@@ -70,6 +70,8 @@ def test_encoder_returns_means_when_rows_have_different_lengths(
     way = "rows side by side" if model_type in SIDE_BY_SIDE else "rows grouped by length"
     assert engine.compute == f"torch, {way}"
     assert engine.info.limits.max_num_batched_tokens >= engine.info.model.max_model_len
+    longest = random_rows(engine.info.model.max_model_len)
+    check(vectors_of(run_rows(engine, longest)), [hidden(model, longest[0]).mean(dim=0)])
 
 
 @pytest.mark.parametrize(
