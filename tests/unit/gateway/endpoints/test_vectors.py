@@ -152,6 +152,7 @@ async def test_long_input_is_cut_to_the_model_or_refused(
         ({"input": "a", "truncate_prompt_tokens": 2}, "truncate_prompt_tokens", "at least 3"),
         ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", ""),
         ({"input": "a", "prompt_name": "x"}, "prompt_name", "'query', 'document', 'title'"),
+        ({"input": [1], "prompt_name": "query"}, "prompt_name", "combined with token ids"),
         ({"input": "a", "frob": 1}, "frob", "unknown field"),
         ({"input": "a", "user": 1}, "user", "valid string"),
         ({"input": "a", "temperature": 1}, "temperature", "unknown field"),
