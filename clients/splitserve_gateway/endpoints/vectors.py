@@ -136,10 +136,12 @@ async def _embedding_request(
 async def _inputs(serving: Serving, body: EmbeddingRequest | PoolingRequest) -> list[VectorInput]:
     if isinstance(body, PoolingRequest) and body.messages is not None:
         return [await _chat(serving, body)]
-    assert body.input is not None, "checked"
+    texts = _by_path(body.input)
+    if body.prompt_name is not None and not all(isinstance(text, str) for text in texts.values()):
+        raise invalid("prompt_name cannot be combined with token ids", "prompt_name")
     return await encode_inputs(
         serving,
-        _by_path(body.input),
+        texts,
         body,
         prompt=_prompt(serving, body.prompt_name),
         add_special_tokens=body.add_special_tokens,

@@ -238,11 +238,13 @@ class Serving:
 def tokenizer_of(served: ServedByScheduler) -> Tokenizer:
     """Returns the tokenizer of the served model. Raises TokenizerUnavailable."""
     if served.tokenizer is None:
+        allowed = "POST /v1/completions with a prompt of token ids, whose answer has token_ids"
+        if served.model.pooling is not None:
+            allowed = "token ids in input of POST /v1/embeddings, /classify and /pooling"
         raise TokenizerUnavailable(
             f"the model {served.model.name!r} is served without a tokenizer"
             f" ({served.tokenizer_problem or 'its executors offer none'}), so text cannot be read"
-            " or written; allowed: POST /v1/completions with a prompt of token ids, whose answer"
-            " has token_ids"
+            f" or written; allowed: {allowed}"
         )
     return served.tokenizer
 

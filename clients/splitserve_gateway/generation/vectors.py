@@ -6,7 +6,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from splitserve_gateway.generation.choices import COMPLETION_FIELDS, refusing, upstream_id
@@ -105,8 +105,9 @@ async def compute_vectors(request: VectorRequest) -> Vectors:
         for index in remaining:
             finish = await _compute(request, index)
             if finish.vector is None:
-                message = "an operator ended the request"
-                raise ApiError(500, "server_error", message, code="aborted")
+                # Not 500: OpenAI's clients retry that.
+                message, kind = "an operator ended the request", "invalid_request_error"
+                raise ApiError(422, kind, message, code="aborted")
             vectors[index] = finish.vector
             num_tokens += finish.usage.num_prompt_tokens
 
@@ -123,10 +124,8 @@ async def compute_vectors(request: VectorRequest) -> Vectors:
 
 async def _compute(request: VectorRequest, index: int) -> Finish:
     """Returns the end of one input's request. Raises ApiError and SplitserveError."""
-    serving, each, pooling = request.serving, request.inputs[index], request.pooling
-    pooling = PoolingParams(
-        pooling.task, pooling.num_dimensions, pooling.raw, each.second_text_start
-    )
+    serving, each = request.serving, request.inputs[index]
+    pooling = replace(request.pooling, second_text_start=each.second_text_start)
     params = SamplingParams(pooling=pooling)
     upstream_request = UpstreamRequest(
         serving.upstream,
@@ -170,12 +169,15 @@ async def encode_inputs(
     the tokens of each besides special ones; more are cut off. Raises ApiError and SplitserveError.
     """
     served = serving.served
-    for param, text in texts.items():
-        _check(text, param, body, served)
-    most = _most_tokens(body, served, is_pair=False)
+    num_special = 0
+    if add_special_tokens and any(isinstance(text, str) for text in texts.values()):
+        num_special = serving.tokenizer.vector_texts.num_special_tokens()
+    most = _most_tokens(body, served, num_special)
     if max_tokens is not None:
-        own = max_tokens + serving.tokenizer.vector_texts.num_special_tokens()
+        own = max_tokens + num_special
         most = own if most is None else min(most, own)
+    for param, text in texts.items():
+        _check(text, param, most, served)
 
     def encode(param: str, text: Text) -> VectorInput:
         if not isinstance(text, str):
@@ -205,7 +207,7 @@ async def encode_pairs(
     served = serving.served
     tokenizer = tokenizer_of(served)
     texts = tokenizer.vector_texts
-    most = _most_tokens(body, served, is_pair=True)
+    most = _most_tokens(body, served, texts.num_special_tokens(is_pair=True))
     firsts: dict[str, str] = {}
 
     def shortened(param: str, text: str) -> str:
@@ -261,12 +263,15 @@ async def _encode_all(
     return await run_off_loop(served.tokenizer, size, encode_all)
 
 
-def _check(text: Text, param: str, body: VectorFields, served: ServedByScheduler) -> None:
-    """Raises ApiError for a text that is empty or certainly too long, or for unknown token ids."""
+def _check(text: Text, param: str, most: int | None, served: ServedByScheduler) -> None:
+    """Raises ApiError for a text that is empty or certainly too long, or for unknown token ids.
+
+    `most`: number of tokens to which the text is cut; None for no cut.
+    """
     if isinstance(text, str):
         tokenizer_of(served)
         check_text(text, param)
-        check_chars(param, len(text), body.truncate_prompt_tokens, served)
+        check_chars(param, len(text), most, served)
     elif text and max(text) >= served.model.vocab_size:
         allowed = f"token ids below {served.model.vocab_size}"
         raise invalid(f"{param} has {max(text)}; allowed: {allowed}", param, "token_out_of_range")
@@ -278,15 +283,13 @@ def check_text(text: str, param: str) -> None:
         raise invalid(f"{param} is empty; allowed: 1 character or more", param, "prompt_empty")
 
 
-def _most_tokens(body: VectorFields, served: ServedByScheduler, *, is_pair: bool) -> int | None:
+def _most_tokens(body: VectorFields, served: ServedByScheduler, num_special: int) -> int | None:
     """Returns to how many tokens inputs are cut; None for no cut. Raises ApiError."""
     most = body.truncate_prompt_tokens
     if most is None:
         return None
     if most == -1:
         return served.model.max_model_len
-    tokenizer = served.tokenizer
-    num_special = tokenizer.vector_texts.num_special_tokens(is_pair=is_pair) if tokenizer else 0
     if most <= num_special:
         message = f"truncate_prompt_tokens is {most}; allowed: -1, or at least {num_special + 1}"
         raise invalid(message, "truncate_prompt_tokens")

@@ -11,6 +11,7 @@ import pytest
 
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_contract import DomainError
+from tests.support.fakes import fake_scheduler
 from tests.support.processes.gateway import until
 from tests.unit.gateway.endpoints.vector_gateway import (
     CLS,
@@ -93,7 +94,7 @@ async def test_base64_has_the_same_numbers(gateway: VectorGateway) -> None:
         ({"prompt_name": "document"}, ids(2, 5, 6)),
         ({"add_special_tokens": False}, [3, 5, 6]),
         ({"truncate_prompt_tokens": 4}, ids(3, 5)),
-        ({"truncate_prompt_tokens": 3, "add_special_tokens": False}, [3, 5, 6]),
+        ({"truncate_prompt_tokens": 2, "add_special_tokens": False}, [3, 5]),
         ({"truncate_prompt_tokens": -1}, titled(5, 6)),
     ],
 )
@@ -151,6 +152,7 @@ async def test_long_input_is_cut_to_the_model_or_refused(
         ({"input": "a", "truncate_prompt_tokens": 2}, "truncate_prompt_tokens", "at least 3"),
         ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", ""),
         ({"input": "a", "prompt_name": "x"}, "prompt_name", "'query', 'document', 'title'"),
+        ({"input": [1], "prompt_name": "query"}, "prompt_name", "combined with token ids"),
         ({"input": "a", "frob": 1}, "frob", "unknown field"),
         ({"input": "a", "user": 1}, "user", "valid string"),
         ({"input": "a", "temperature": 1}, "temperature", "unknown field"),
@@ -217,10 +219,10 @@ async def test_other_kind_of_model_is_refused(
 
 async def test_request_without_model_gets_a_model_of_its_kind(gateway: VectorGateway) -> None:
     for path, body, models in (
-        (PATH, {"input": "t5"}, {"embedder", "both"}),
-        ("/classify", {"input": "t5"}, {"classifier", "ranker", "both"}),
-        ("/score", {"text_1": "t5", "text_2": "t6"}, {"embedder", "ranker", "both"}),
-        ("/v1/completions", {"prompt": "t5", "max_tokens": 1}, {"writer"}),
+        (PATH, {"input": [5]}, {"embedder", "both", "bare"}),
+        ("/classify", {"input": [5]}, {"classifier", "ranker", "both"}),
+        ("/pooling", {"input": [5]}, KINDS.keys() - {"writer"}),
+        ("/v1/completions", {"prompt": [5], "max_tokens": 1}, {"writer"}),
     ):
         for _ in range(3):
             answer = (await gateway.http.post(path, json=body)).json()
@@ -336,6 +338,26 @@ async def test_refused_input_is_named_and_ends_the_others(
     assert (error["param"], error["code"]) == (param, "context_length_exceeded")
     assert error["message"] == f"{param} has 1 token; allowed: 0"
     await all_aborted(gateway)
+
+
+async def test_request_that_an_operator_ended_is_not_to_be_retried(
+    gateway: VectorGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aborted = api.Finish(reason=api.FINISH_REASON_ABORTED)
+    monkeypatch.setattr(fake_scheduler, "make_vector", lambda *_: aborted)
+    response = await gateway.http.post(PATH, json={"model": "embedder", "input": "t5"})
+    assert response.status_code == 422
+    assert response.json()["error"]["code"] == "aborted"
+
+
+async def test_model_without_tokenizer_reads_token_ids(gateway: VectorGateway) -> None:
+    answer = await gateway.post(PATH, "bare", input=[5, 6], truncate_prompt_tokens=1)
+    expected = vector("bare", [5])
+    assert answer["data"][0]["embedding"] == pytest.approx(expected, rel=1e-6)
+    for path, fields in ((PATH, {"input": "t5"}), ("/rerank", {"query": "a", "documents": ["b"]})):
+        error = await gateway.refusal(path, "bare", **fields)
+        assert error["code"] == "tokenizer_unavailable"
+        assert "allowed: token ids in input of POST /v1/embeddings" in error["message"]
 
 
 async def test_disconnect_aborts_all_inputs(

@@ -27,6 +27,7 @@ KINDS = {
     "ranker": api.PoolingInfo(labels=["LABEL_0"]),
     "classifier": api.PoolingInfo(labels=["bad", "good", "odd"]),
     "both": api.PoolingInfo(embedding_size=4, labels=["no", "yes"]),
+    "bare": api.PoolingInfo(embedding_size=4),
     "writer": None,
 }
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
@@ -102,8 +103,9 @@ async def vector_gateway(**config: Any) -> AsyncIterator[VectorGateway]:  # noqa
     async with AsyncExitStack() as stack:
         fakes, addresses = {}, []
         for name, pooling in KINDS.items():
+            files = {} if name == "bare" else tokenizer_files()
             fake = FakeScheduler(
-                tokenizer_files=tokenizer_files(), name=name, model_digest=name, pooling=pooling
+                tokenizer_files=files, name=name, model_digest=name, pooling=pooling
             )
             scheduler = await start(fake)
             stack.push_async_callback(scheduler.server.stop, None)
