@@ -213,10 +213,14 @@ def _max_model_len(
     `num_unused`: positions before that of the first token.
     """
     requested = model_config.max_model_len
-    if requested is not None:
-        return choose_max_model_len(text_config, requested + num_unused) - num_unused
     limit = choose_max_model_len(text_config, None) - num_unused
-    return limit if plan is None else limited_length(plan, limit)
+    if requested is None:
+        return limit if plan is None else limited_length(plan, limit)
+    if num_unused and requested > limit:
+        raise ModelUnsupported(
+            f"{text_config.model_type}: --max-model-len is {requested}; allowed: at most {limit}"
+        )
+    return choose_max_model_len(text_config, requested)
 
 
 def _load_uncached(

@@ -142,6 +142,19 @@ def test_decoder_embeds_by_its_last_token_when_a_prompt_is_cut_into_steps(
     check(vectors_of(run_rows(engine, rest, num_computed=halves)), unit)
 
 
+@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
+def test_encoder_has_the_same_directions_when_it_computes_in_16_bits(
+    tmp_path: Path, model_type: str
+) -> None:
+    model = make_vector_model(model_type, tmp_path)
+    engine = load_engine_of("--model", str(tmp_path), "--dtype=bfloat16")
+    rows = random_rows(*LENGTHS)
+    found = torch.stack(vectors_of(run_rows(engine, rows)))
+    expected = torch.stack([hidden(model, row).mean(dim=0) for row in rows])
+    assert float(torch.cosine_similarity(found, expected).min()) > 0.999
+    assert engine.compute == "torch, rows side by side"
+
+
 def test_decoder_embeds_when_it_is_in_a_gguf_file(tmp_path: Path) -> None:
     directory, path = tmp_path / "plain", tmp_path / "model.gguf"
     model = load_reference(make_tiny_model("llama", directory))
