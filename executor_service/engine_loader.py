@@ -201,8 +201,8 @@ def _check_vectors(config: ExecutorConfig, loaded: LoadedModel, vectors: ModelVe
     size = max(vectors.embedding_size, len(vectors.labels))
     if size > _MAX_NUMBERS or sum(map(len, vectors.labels)) > _MAX_LABEL_CHARS:
         raise ModelUnsupported(
-            f"{loaded.architecture}: {size} numbers or labels; allowed: at most {_MAX_NUMBERS}, with"
-            f" {_MAX_LABEL_CHARS} characters of labels"
+            f"{loaded.architecture}: {size} numbers or labels; allowed: at most {_MAX_NUMBERS},"
+            f" and {_MAX_LABEL_CHARS} characters of labels"
         )
     if config.draft_model is not None:
         raise ModelUnsupported(
