@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from executor_service.errors import OutOfMemory, StepFailed
-from executor_service.steps import RowStatus, StepInput
+from executor_service.steps import Feature, RowStatus, StepInput
 from tests.support.models.tiny_models import load_engine_of
 from tests.support.models.vector_models import (
     EMBEDDING,
@@ -57,7 +57,7 @@ def test_engine_has_no_pools_when_rows_are_computed_whole(directory: Path) -> No
     assert (info.num_host_blocks, info.block_bytes) == (0, 0)
     assert info.limits.max_num_batched_tokens == 130
     assert info.trial_step is not None
-    assert not info.features
+    assert info.features == {Feature.POOLING}
 
 
 def test_row_fails_alone_when_its_computation_raises(
