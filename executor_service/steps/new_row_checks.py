@@ -229,7 +229,9 @@ def _check_transcription(rules: TranscriptionRules, info: ExecutorInfo, path: st
         return
     if not 1 <= first < vocab_size:
         raise BatchRefused(
-            _TOKEN, f"{path}.first_timestamp_token_id", f"is {first}; allowed: 1 to {vocab_size - 1}"
+            _TOKEN,
+            f"{path}.first_timestamp_token_id",
+            f"is {first}; allowed: 1 to {vocab_size - 1}",
         )
     special, most = rules.first_special_token_id, rules.max_first_timestamp
     allowed = f"0 to {first}, first_timestamp_token_id"

@@ -15,7 +15,7 @@ from typing import Any
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.executors.answer_watch import MeasuredStep, StepSize
-from scheduler_service.scheduler.values import Feature, SchedulerConfig
+from scheduler_service.scheduler.values import FEATURE_BYTES, Feature, SchedulerConfig
 from scheduler_service.step_codec import decode_features
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_common import is_reachable_address
@@ -81,6 +81,17 @@ _TEXTS = MappingProxyType(
 _MAX_ADAPTER_SLOTS = 65536
 _MAX_ENCODER_TOKENS = 2**24
 _MAX_DECODER_TOKENS = 64
+_MAX_FEATURES = 2**22
+_AUDIO_RANGES = MappingProxyType(
+    {
+        "num_mel_bins": 1024,
+        "num_frames": 2**20,
+        "num_positions": 2**20,
+        "sampling_rate": 192_000,
+        "hop_length": 2**14,
+        "fft_length": 2**14,
+    }
+)
 _SHOWN_CHARS = 100
 # Executors of this contract minor and later have sampling version 2 unless they say otherwise.
 _FIRST_MINOR_OF_SAMPLING_2 = 2
@@ -232,6 +243,8 @@ def _check_encoder(info: executor.ExecutorInfo) -> None:
         raise _invalid(
             "model.encoder.max_tokens", encoder.max_tokens, f"0 to {_MAX_ENCODER_TOKENS}"
         )
+    if encoder.HasField("audio"):
+        _check_audio(info)
     token_ids = encoder.decoder_token_ids
     if len(token_ids) > _MAX_DECODER_TOKENS:
         allowed = f"{_MAX_DECODER_TOKENS} at most"
@@ -240,6 +253,25 @@ def _check_encoder(info: executor.ExecutorInfo) -> None:
         if not 0 <= token_id < vocab_size:
             allowed = f"0 to {vocab_size - 1}"
             raise _invalid("model.encoder.decoder_token_ids", token_id, allowed)
+
+
+def _check_audio(info: executor.ExecutorInfo) -> None:
+    audio = info.model.encoder.audio
+    for name, most in _AUDIO_RANGES.items():
+        if not 1 <= (number := getattr(audio, name)) <= most:
+            raise _invalid(f"model.encoder.audio.{name}", number, f"1 to {most}")
+    num_features = audio.num_mel_bins * audio.num_frames
+    if num_features > _MAX_FEATURES:
+        allowed = f"at most {_MAX_FEATURES} with num_mel_bins {audio.num_mel_bins}"
+        raise _invalid("model.encoder.audio.num_frames x num_mel_bins", num_features, allowed)
+    if info.model.encoder.max_tokens != audio.num_positions:
+        raise _invalid(
+            "model.encoder.max_tokens", info.model.encoder.max_tokens, f"{audio.num_positions}"
+        )
+    least = 2 * FEATURE_BYTES * num_features
+    if info.limits.max_message_bytes < least:
+        allowed = f"{least} or more, for the features of a request"
+        raise _invalid("limits.max_message_bytes", info.limits.max_message_bytes, allowed)
 
 
 def _invalid(path: str, value: object, allowed: str) -> DomainError:
@@ -308,6 +340,7 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
         features=_features(info),
         sliding_window=model.sliding_window_tokens if has_window else None,
         max_encoder_tokens=_max_encoder_tokens(info),
+        **_feature_limits(info),
         max_adapters=min(config.max_adapters, limits.max_adapters_per_step),
         num_adapter_slots=info.adapter_support.max_num_loaded,
         model_digest=model.digest,
@@ -316,6 +349,21 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
         ),
         **asdict(config.policies),
     )
+
+
+def _feature_limits(info: executor.ExecutorInfo) -> dict[str, int]:
+    """Returns the limits of a model that takes audio; none for others.
+
+    Features take at most half of a message.
+    """
+    encoder = info.model.encoder
+    if not encoder.HasField("audio"):
+        return {}
+    num_features = encoder.audio.num_mel_bins * encoder.audio.num_frames
+    return {
+        "num_encoder_features": num_features,
+        "max_encodings": info.limits.max_message_bytes // 2 // (FEATURE_BYTES * num_features),
+    }
 
 
 def _max_encoder_tokens(info: executor.ExecutorInfo) -> int | None:

@@ -101,6 +101,8 @@ class SchedulerConfig(PolicyConfig):
 
     `sliding_window`: most tokens that a layer attends to, for every layer; None without a window.
     `max_encoder_tokens`: of a request, which then needs some; None if requests need none.
+    `num_encoder_features`: of a request for a model that takes features of audio in place of encoder
+    tokens, `max_encodings`: requests whose features one step may carry; None for other models.
     `max_adapters`: distinct adapters of one step. `num_adapter_slots`: adapters that the executor
     has loaded at once; 0 if it loads none but has its own. `max_params_bytes`: limit on the bytes
     of lists and texts in the sampling parameters of all running requests, equal parameters counted
@@ -130,6 +132,8 @@ class SchedulerConfig(PolicyConfig):
     block_bytes: int = 0
     sliding_window: int | None = None
     max_encoder_tokens: int | None = None
+    num_encoder_features: int | None = None
+    max_encodings: int | None = None
     max_adapters: int = 0
     num_adapter_slots: int = 0
     model_digest: str = ""
@@ -214,6 +218,8 @@ _LEAST = {
     "block_bytes": 0,
     "sliding_window": 1,
     "max_encoder_tokens": 1,
+    "num_encoder_features": 1,
+    "max_encodings": 1,
     "max_adapters": 0,
     "num_adapter_slots": 0,
     "max_params_bytes": 0,

@@ -208,9 +208,9 @@ class BlockManager:
 
     def num_cross_blocks(self, request: Request) -> int:
         """Returns the blocks that the encoder's keys and values of a request still need."""
-        if request.encoder_token_ids is None or request.cross_blocks:
+        if request.cross_blocks:
             return 0
-        return self._config.num_blocks_for(len(request.encoder_token_ids))
+        return self._config.num_blocks_for(request.num_encoder_tokens)
 
     def allocate_cross(self, request: Request) -> None:
         """Gives a request the blocks of its encoder, unless it has them."""

@@ -177,6 +177,8 @@ class Admitter:
             self.prepare(request)
         if self._keeps_bytes and self._room.num_more_bytes(request) > 0:
             return AdmissionBlocker.BYTES
+        if request.encoder_features is not None and self._room.lacks_encodings(request):
+            return AdmissionBlocker.BUDGET
         return None
 
     def _awaits_adapter(self, request: Request) -> bool:

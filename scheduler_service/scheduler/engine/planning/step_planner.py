@@ -214,7 +214,7 @@ class StepPlanner:
         if Feature.CROSS_ATTENTION in self._config.features:
             for row_id in row_ids.tolist():
                 request = placement.rows.sequence(row_id).request
-                request.is_encoded = request.encoder_token_ids is not None
+                request.is_encoded = request.num_encoder_tokens > 0
         self._publish_singles(work)
         draft = placement.blocks.take_draft()
         placement.last_planned_step_id = step_id
@@ -234,14 +234,14 @@ class StepPlanner:
 
     def _new_row(self, sequence: Sequence) -> NewRow:
         rows, request, row_id = self._placement.rows, sequence.request, sequence.row_id
-        encoder_token_ids = None if request.is_encoded else request.encoder_token_ids
         return NewRow(
             sequence,
             row_id,
             rows.block_table(row_id).copy(),
             rows.known_tokens(row_id).copy(),
             tuple(request.cross_blocks),
-            encoder_token_ids,
+            None if request.is_encoded else request.encoder_token_ids,
+            None if request.is_encoded else request.encoder_features,
         )
 
     def _publish_singles(self, work: RowWork) -> None:
