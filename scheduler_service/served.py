@@ -50,9 +50,14 @@ class Served:
 
     @property
     def max_model_len(self) -> int:
-        """Largest number of prompt and output tokens that some connected executor allows; or 0."""
+        """Largest number of prompt and output tokens that some connected executor allows; or 0.
+
+        Of a model that returns vectors: of prompt tokens.
+        """
         config = self.largest_config
-        return config.max_len if config is not None else 0
+        if config is None:
+            return 0
+        return config.max_len if config.vectors is None else config.max_len - 1
 
     @property
     def max_encoder_tokens(self) -> int:

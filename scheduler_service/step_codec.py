@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import asdict, dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 
 import numpy as np
@@ -20,6 +20,8 @@ from scheduler_service.scheduler.values import (
     Int32Array,
     NewRow,
     ParamsSet,
+    PoolingParams,
+    PoolingTask,
     RowWork,
     SamplingParams,
     ScoredToken,
@@ -54,8 +56,15 @@ _FEATURES: Mapping[int, Feature] = MappingProxyType(
         executor.FEATURE_SEVERAL_TOKENS: Feature.SEVERAL_TOKENS,
     }
 )
+_POOLING_TASKS: Mapping[PoolingTask, executor.PoolingTask] = MappingProxyType(
+    {
+        PoolingTask.EMBEDDING: executor.POOLING_TASK_EMBEDDING,
+        PoolingTask.SCORES: executor.POOLING_TASK_SCORES,
+    }
+)
 _FIRST_OFFSET = bytes(_I32.itemsize)
 _NO_SCORES: Mapping[int, list[ScoredToken]] = MappingProxyType({})
+_NO_VECTORS: Mapping[int, bytes] = MappingProxyType({})
 _MAX_TEXT_CHARS = 500
 _MAX_DURATION_US = 3_600_000_000
 # Reasons for which the executor would refuse every batch of this scheduler.
@@ -197,7 +206,24 @@ def _decode_ok(result: executor.StepResult, num_rows: int) -> StepOutcome:
         move_us=_duration(timings.move_us),
         compute_us=_duration(timings.forward_us) + _duration(timings.sample_us),
         token_counts=_decode_counts(result, num_rows) if result.sampled_offsets else None,
+        vectors=_decode_vectors(result, num_rows) if result.vector_offsets else _NO_VECTORS,
     )
+
+
+def _decode_vectors(result: executor.StepResult, num_rows: int) -> Mapping[int, bytes]:
+    """Returns the vectors by row index. Raises ValueError if the offsets do not delimit them."""
+    num_numbers, rest = divmod(len(result.vectors), _I32.itemsize)
+    offsets = np.frombuffer(result.vector_offsets, "<i4")
+    if rest or len(offsets) != num_rows + 1 or offsets[0] != 0 or offsets[-1] != num_numbers:
+        raise ValueError(
+            f"vector_offsets has {len(offsets)} elements for {num_rows} rows and "
+            f"{len(result.vectors)} bytes of vectors"
+        )
+    if np.count_nonzero(np.diff(offsets) < 0):
+        raise ValueError("vector_offsets decreases")
+    ends = (offsets.astype(np.int64) * _I32.itemsize).tolist()
+    spans = enumerate(pairwise(ends))
+    return {row: result.vectors[start:end] for row, (start, end) in spans if end > start}
 
 
 def _decode_counts(result: executor.StepResult, num_rows: int) -> Int32Array:
@@ -332,6 +358,9 @@ def encode_params(params: SamplingParams, stop_token_ids: Collection[int] = ()) 
 
     `stop_token_ids`: token ids at which the executor itself stops; empty if it need not know them.
     """
+    if params.pooling is not None:
+        message = executor.SamplingParams(pooling=_encode_pooling(params.pooling))
+        return message.SerializeToString(deterministic=True)
     # Most parameters have no meaning in a beam search, and are left out.
     names = _NUMBERS if params.beam is None else ("temperature", "num_logprobs")
     message = executor.SamplingParams(
@@ -349,6 +378,16 @@ def encode_params(params: SamplingParams, stop_token_ids: Collection[int] = ()) 
     if params.transcription is not None:
         message.transcription.CopyFrom(executor.TranscriptionRules(**asdict(params.transcription)))
     return message.SerializeToString(deterministic=True)
+
+
+def _encode_pooling(pooling: PoolingParams) -> executor.PoolingParams:
+    """Encodes the vector that a row returns."""
+    return executor.PoolingParams(
+        task=_POOLING_TASKS[pooling.task],
+        num_dimensions=pooling.num_dimensions,
+        raw=pooling.raw,
+        second_text_start=pooling.second_text_start,
+    )
 
 
 def _i32(values: list[int]) -> bytes:

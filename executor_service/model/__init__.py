@@ -56,6 +56,7 @@ from executor_service.model.paged_model import (
     takes_adapters,
     torch_model,
 )
+from executor_service.model.pooling import UncachedModel, VectorHead
 from executor_service.model.quantized_linear import (
     QuantizedEmbedding,
     QuantizedLayer,
@@ -124,6 +125,8 @@ __all__ = [
     "TakeStates",
     "Target",
     "TransformersModel",
+    "UncachedModel",
+    "VectorHead",
     "attending_with",
     "bind",
     "build_input_batch",

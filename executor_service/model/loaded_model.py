@@ -18,7 +18,7 @@ from executor_service.errors import ModelUnsupported
 from executor_service.model.adapter import AdapterLimits, BaseTensor, Target, no_base_tensor
 from executor_service.model.encoder_decoder import EncoderDecoder
 from executor_service.model.rope_scaling import scaled_positions
-from executor_service.steps import AudioInfo, DefaultSampling, TokenizerFile
+from executor_service.steps import AudioInfo, DefaultSampling, ModelVectors, TokenizerFile
 from splitserve_kernels.paged_batch import AttentionOptions, KVScales
 
 
@@ -51,7 +51,8 @@ class LoadedModel:
     checkpoint has its weights quantised; None for plain ones. `adapter_targets`: layers that an
     adapter may change, by name. `adapter_limits`: of loaded adapters; None if none are served, or
     without limits. `decoder_token_ids`: with which the decoder of an encoder-decoder model begins;
-    empty for other models. `base_tensor`: reads the checkpoint.
+    empty for other models. `base_tensor`: reads the checkpoint. `vectors`: what the model returns
+    in place of tokens; None for a model that returns tokens.
     """
 
     model: nn.Module
@@ -79,6 +80,7 @@ class LoadedModel:
     adapter_limits: AdapterLimits | None = None
     decoder_token_ids: tuple[int, ...] = ()
     base_tensor: BaseTensor = no_base_tensor
+    vectors: ModelVectors | None = None
 
     @property
     def has_encoder(self) -> bool:

@@ -18,6 +18,7 @@ from executor_service.steps import (
     Float32Array,
     Int32Array,
     LogprobColumns,
+    ModelVectors,
     RowStatus,
     StepAnswer,
     StepErrorReason,
@@ -29,6 +30,7 @@ from executor_service.steps import (
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_contract import CONTRACT_MAJOR, CONTRACT_MINOR, SAMPLING_VERSION
 
+_NO_NUMBERS = np.empty(0, np.float32)
 # Longest text that schedulers accept.
 _MAX_TEXT_CHARS = 1024
 # A numpy number compares faster than an enum member.
@@ -96,6 +98,11 @@ def _encode_output(output: StepOutput, result: pb.StepResult) -> None:
         result.row_statuses = _bytes(output.row_statuses, UINT8)
     for row_index, message in sorted(output.row_errors.items()):
         result.row_errors.add(row_index=row_index, message=message)
+    if output.vectors:
+        parts = [_NO_NUMBERS if vector is None else vector for vector in output.vectors]
+        offsets = np.cumsum([0, *map(len, parts)]).astype(np.int32)
+        result.vector_offsets = _bytes(offsets, INT32)
+        result.vectors = _bytes(np.concatenate(parts), FLOAT32)
     if output.logprobs is not None:
         result.logprobs.CopyFrom(_encode_logprobs(output.logprobs))
     if output.prompt_logprobs is not None:
@@ -141,6 +148,7 @@ def encode_info(info: ExecutorInfo) -> pb.ExecutorInfo:
             default_sampling_params=_encode_default_sampling(model.default_sampling),
             quantization=model.quantization,
             encoder=_encode_encoder(model.encoder),
+            pooling=_encode_vectors(model.vectors),
         ),
         block_size_tokens=info.block_size,
         num_device_blocks=info.num_device_blocks,
@@ -188,6 +196,16 @@ def _encode_encoder(encoder: EncoderInfo | None) -> pb.EncoderInfo | None:
         max_tokens=encoder.max_tokens,
         decoder_token_ids=encoder.decoder_token_ids,
         audio=None if encoder.audio is None else pb.AudioInfo(**asdict(encoder.audio)),
+    )
+
+
+def _encode_vectors(vectors: ModelVectors | None) -> pb.PoolingInfo | None:
+    if vectors is None:
+        return None
+    return pb.PoolingInfo(
+        embedding_size=vectors.embedding_size,
+        labels=vectors.labels,
+        uncached=vectors.is_uncached,
     )
 
 

@@ -21,6 +21,8 @@ from executor_service.steps import (
     Int64Array,
     NewCross,
     NewRows,
+    PoolingParams,
+    PoolingTask,
     SamplingParams,
     StepErrorReason,
     StepIdentity,
@@ -87,6 +89,10 @@ _OPTIONAL_PARAMS = tuple(
     for field in pb.SamplingParams.DESCRIPTOR.fields
     if field.has_presence and field.message_type is None
 )
+_POOLING_TASKS = {
+    pb.POOLING_TASK_EMBEDDING: PoolingTask.EMBEDDING,
+    pb.POOLING_TASK_SCORES: PoolingTask.SCORES,
+}
 _NO_IDS = np.empty(0, INT32)
 _NO_WORK = Work(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, np.empty(0, UINT8))
 
@@ -210,6 +216,7 @@ def _decode_params(params: pb.SamplingParams) -> SamplingParams:
         allowed_token_ids=tuple(params.allowed_token_ids),
         bad_words_token_ids=tuple(tuple(t.token_ids) for t in params.bad_words_token_ids),
         grammar=_decode_grammar(params.grammar) if params.HasField("grammar") else None,
+        pooling=_decode_pooling(params.pooling) if params.HasField("pooling") else None,
         stop_token_ids=frozenset(params.stop_token_ids),
         transcription=_decode_transcription(params.transcription)
         if params.HasField("transcription")
@@ -226,6 +233,15 @@ def _decode_transcription(rules: pb.TranscriptionRules) -> TranscriptionRules:
         first_special_token_id=rules.first_special_token_id,
         max_first_timestamp=rules.max_first_timestamp if has_most else None,
     )
+
+
+def _decode_pooling(pooling: pb.PoolingParams) -> PoolingParams:
+    task = _POOLING_TASKS.get(pooling.task)
+    if task is None:
+        allowed = f"allowed: {', '.join(map(str, _POOLING_TASKS))}"
+        path = "new_rows.sampling_params.pooling.task"
+        raise BatchRefused(StepErrorReason.MALFORMED, path, f"is {pooling.task}; {allowed}")
+    return PoolingParams(task, pooling.num_dimensions, pooling.raw, pooling.second_text_start)
 
 
 def _decode_grammar(grammar: pb.Grammar) -> Grammar:

@@ -33,6 +33,7 @@ from executor_service.steps.executor_info import (
     steady_clock,
 )
 from executor_service.steps.new_row_checks import check_sampling_params
+from executor_service.steps.pooling import ModelVectors, PoolingParams, PoolingTask
 from executor_service.steps.row_table import RowTable
 from executor_service.steps.sampling_params import (
     Grammar,
@@ -101,10 +102,13 @@ __all__ = [
     "Int64Array",
     "LogprobColumns",
     "ModelInfo",
+    "ModelVectors",
     "NewCross",
     "NewRows",
     "ParamRows",
     "PendingStep",
+    "PoolingParams",
+    "PoolingTask",
     "RowGrammars",
     "RowStatus",
     "RowTable",

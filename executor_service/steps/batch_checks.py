@@ -177,6 +177,9 @@ def _check_positions(
     computed = work.num_computed_tokens
     check_at_least(computed, 0, _POSITION, "work.num_computed_tokens")
     num_slots = num_blocks.take(work.row_ids).astype(np.int64) * info.block_size
+    if info.model.is_uncached:
+        check_below(computed, 1, _POSITION, "work.num_computed_tokens")
+        num_slots = np.full(len(computed), info.model.max_model_len, np.int64)
     # The rotary angles end at max_model_len; the last block may have more slots than that.
     np.minimum(num_slots, info.model.max_model_len, out=num_slots)
     num_written = work.num_new_tokens if num_more is None else work.num_new_tokens + num_more

@@ -9,6 +9,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TypeAlias
 
+from executor_service.steps.pooling import ModelVectors
 from splitserve_contract import GivenSamplingValues
 
 # Tokenizer file: its path, or its content if it was converted.
@@ -32,6 +33,7 @@ class Feature(IntEnum):
     TOKEN_CONSTRAINTS = 7
     GRAMMAR = 8
     SEVERAL_TOKENS = 9
+    POOLING = 10
 
 
 # Features of every executor here, whatever the model.
@@ -82,7 +84,8 @@ class EncoderInfo:
 class ModelInfo:
     """Model properties for scheduling and clients; see `ModelInfo` in the proto.
 
-    `sliding_window`: in tokens, None unless every layer has one.
+    `sliding_window`: in tokens, None unless every layer has one. `vectors`: None for a model that
+    returns tokens.
     """
 
     name: str
@@ -96,6 +99,12 @@ class ModelInfo:
     default_sampling: DefaultSampling = DefaultSampling()
     quantization: str = ""
     encoder: EncoderInfo | None = None
+    vectors: ModelVectors | None = None
+
+    @property
+    def is_uncached(self) -> bool:
+        """Whether rows have no blocks."""
+        return self.vectors is not None and self.vectors.is_uncached
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy.ma  # np.unique would load it at its first call, in a step
 
 from executor_service.steps.batch import BatchRefused, NewCross, NewRows, StepErrorReason
 from executor_service.steps.executor_info import ExecutorInfo, Feature
+from executor_service.steps.pooling import ModelVectors, PoolingTask
 from executor_service.steps.sampling_params import (
     Grammar,
     SamplingParams,
@@ -35,6 +36,7 @@ _FEATURE_OF_FIELD: tuple[tuple[str, object, Feature], ...] = (
     ("bad_words_token_ids", (), Feature.TOKEN_CONSTRAINTS),
     ("grammar", None, Feature.GRAMMAR),
     ("stop_token_ids", frozenset(), Feature.SEVERAL_TOKENS),
+    ("pooling", None, Feature.POOLING),
 )
 
 
@@ -55,10 +57,14 @@ def check_new_rows(rows: NewRows, exists: BoolArray, info: ExecutorInfo) -> Int3
     check_table_blocks(rows.block_ids, info, "new_rows.block_ids")
     num_blocks = np.diff(rows.block_offsets)
     check_table_lengths(num_blocks, info, "new_rows.block_offsets")
+    if info.model.is_uncached:
+        check_length(rows.block_ids, 0, "new_rows.block_ids", "rows of an uncached model have")
     for index, params in enumerate(rows.sampling_params):
         check_sampling_params(params, info, f"new_rows.sampling_params[{index}]")
     _check_histories(rows, info)
     _check_adapters(rows, info)
+    if info.model.vectors is not None:
+        _check_second_texts(rows)
     if rows.cross is not None:
         _check_cross(rows.cross, num_rows, info)
     return num_blocks
@@ -86,6 +92,15 @@ def _check_histories(rows: NewRows, info: ExecutorInfo) -> None:
         _TOKEN,
         "new_rows.history_token_ids",
     )
+
+
+def _check_second_texts(rows: NewRows) -> None:
+    poolings = [params.pooling for params in rows.sampling_params]
+    starts_of_sets = [0 if each is None else each.second_text_start for each in poolings]
+    starts = np.array(starts_of_sets, np.int32)[rows.sampling_params_indexes]
+    is_right = (starts >= 0) & (starts < rows.num_prompt_tokens)
+    path = "new_rows.sampling_params.pooling.second_text_start"
+    check_all(is_right, starts, path, "allowed: 0 to the number of prompt tokens less 1")
 
 
 def _check_adapters(rows: NewRows, info: ExecutorInfo) -> None:
@@ -215,6 +230,26 @@ def check_sampling_params(params: SamplingParams, info: ExecutorInfo, path: str)
         _check_transcription(params.transcription, info, f"{path}.transcription")
     for feature, field in _features_used(params):
         check_feature(feature, info, f"{path}.{field}")
+    if info.model.vectors is not None:
+        _check_pooling(params, info.model.vectors, f"{path}.pooling")
+
+
+def _check_pooling(params: SamplingParams, vectors: ModelVectors, path: str) -> None:
+    """Checks the vector that a row of a model without tokens asks for."""
+    pooling = params.pooling
+    if pooling is None:
+        raise BatchRefused(_MALFORMED, path, "is absent; required: the model returns vectors")
+    if params != SamplingParams(pooling=pooling):
+        raise BatchRefused(_MALFORMED, path, "is set beside others; allowed: no other parameter")
+    most = 0
+    if pooling.task is PoolingTask.EMBEDDING:
+        most = vectors.embedding_size
+        _check_value(f"{path}.task", 1, "2, the model has no embeddings", most > 0)
+    else:
+        _check_value(f"{path}.task", 2, "1, the model has no labels", bool(vectors.labels))
+    num_dimensions = pooling.num_dimensions
+    is_right = 0 <= num_dimensions <= most
+    _check_value(f"{path}.num_dimensions", num_dimensions, f"0 to {most}", is_right)
 
 
 def _check_transcription(rules: TranscriptionRules, info: ExecutorInfo, path: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from executor_service.steps.pooling import PoolingParams
 from splitserve_contract import DRAW_PARAMETERS, SamplingValues
 
 _Int32s = npt.NDArray[np.int32]
@@ -67,6 +68,7 @@ class SamplingParams(SamplingValues):
     grammar: Grammar | None = None
     stop_token_ids: frozenset[int] = frozenset()
     transcription: TranscriptionRules | None = None
+    pooling: PoolingParams | None = None
     constraints: TokenConstraints | None = field(init=False, repr=False, compare=False)
     biased_token_ids: _Int32s = field(init=False, repr=False, compare=False)
     biases: _Float32s = field(init=False, repr=False, compare=False)

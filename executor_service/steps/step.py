@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from executor_service.steps.block_tables import BlockTables
+from executor_service.steps.pooling import PoolingParams
 from executor_service.steps.sampling_params import ParamRows, StepGrammars
 from executor_service.steps.token_runs import TokenRuns
 
@@ -112,6 +113,9 @@ class StepInput:
     input, for rows that sample; None if there are none, and whenever `num_run_on_tokens` is None.
     `follows`: [R] bool, rows that go on where the row before them ends, in the same blocks; None if
     there are none.
+
+    Vectors: `pooling`: R long, vector that each row returns in place of a token; () if the model
+    returns tokens.
     """
 
     step_id: int
@@ -136,6 +140,7 @@ class StepInput:
     num_run_on_tokens: Int32Array | None = None
     drafts: TokenRuns | None = None
     follows: BoolArray | None = None
+    pooling: Sequence[PoolingParams | None] = ()
 
     @property
     def num_rows(self) -> int:
@@ -190,7 +195,8 @@ class StepOutput:
 
     `row_statuses`: [R] uint8. `sampled_token_ids`: [R] int32, the last token of each row, -1 for
     none. `runs`: all tokens, where rows were allowed to have several. `row_errors`: messages for
-    people, by row index. `move_us`, `forward_us`, `sample_us`: durations of the parts.
+    people, by row index. `move_us`, `forward_us`, `sample_us`: durations of the parts. `vectors`: R
+    long, None for rows without; () if the model returns tokens.
     """
 
     row_statuses: UInt8Array
@@ -202,6 +208,7 @@ class StepOutput:
     forward_us: int = 0
     sample_us: int = 0
     runs: TokenRuns | None = None
+    vectors: Sequence[Float32Array | None] = ()
 
     def token_ids_of(self, row: int) -> list[int]:
         """Returns the tokens that a row sampled; an empty list for none."""
@@ -336,6 +343,7 @@ def part_of(
         sampling_params=step.sampling_params.take(rows),
         histories=[step.histories[row] for row in rows.tolist()],
         adapters=[step.adapters[row] for row in rows.tolist()] if step.adapters else (),
+        pooling=[step.pooling[row] for row in rows.tolist()] if step.pooling else (),
         cross=None if step.cross is None else _encoded(step.cross, rows),
         awaited=None,
         grammars=None if step.grammars is None else step.grammars.take(rows),

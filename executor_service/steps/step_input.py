@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from executor_service.steps.batch import BatchContent, Work
+from executor_service.steps.pooling import PoolingParams
 from executor_service.steps.row_table import RowTable
+from executor_service.steps.sampling_params import ParamRows
 from executor_service.steps.step import (
     INVALID_LOGITS,
     AwaitedTokens,
@@ -123,6 +125,7 @@ def prepare_step(
     samples: BoolArray = np.ones(len(row_ids), np.bool_)
     if len(work.samples):
         samples = _select(work.samples, kept) != 0
+    params = rows.sampling_params(row_ids)
     step = StepInput(
         step_id=step_id,
         swap_out=content.swap_out,
@@ -137,7 +140,7 @@ def prepare_step(
         tables=rows.tables,
         num_prompt_tokens=rows.num_prompt_tokens(row_ids),
         seeds=rows.seeds(row_ids),
-        sampling_params=rows.sampling_params(row_ids),
+        sampling_params=params,
         histories=rows.histories(row_ids),
         adapters=rows.adapters(row_ids),
         cross=rows.cross(row_ids),
@@ -145,6 +148,7 @@ def prepare_step(
         grammars=rows.grammars(row_ids),
         num_run_on_tokens=_num_run_on_tokens(work, kept),
         drafts=_drafts(work, kept),
+        pooling=_pooling(params),
     )
     return PreparedStep(step, len(work.row_ids), kept)
 
@@ -167,6 +171,13 @@ def _num_run_on_tokens(work: Work, kept: Int64Array | None) -> Int32Array | None
     if not len(work.num_run_on_tokens):
         return np.zeros(len(work.row_ids) if kept is None else len(kept), np.int32)
     return _select(work.num_run_on_tokens, kept)
+
+
+def _pooling(params: ParamRows) -> list[PoolingParams | None]:
+    """Returns the vector that each row asks for; an empty list if rows sample tokens."""
+    if not len(params) or params[0].pooling is None:
+        return []
+    return [each.pooling for each in params.objects]
 
 
 def _drafts(work: Work, kept: Int64Array | None) -> TokenRuns | None:

@@ -15,7 +15,12 @@ from typing import Any
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.executors.answer_watch import MeasuredStep, StepSize
-from scheduler_service.scheduler.values import FEATURE_BYTES, Feature, SchedulerConfig
+from scheduler_service.scheduler.values import (
+    FEATURE_BYTES,
+    Feature,
+    SchedulerConfig,
+    VectorSizes,
+)
 from scheduler_service.step_codec import decode_features
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_common import is_reachable_address
@@ -92,6 +97,8 @@ _AUDIO_RANGES = MappingProxyType(
         "fft_length": 2**14,
     }
 )
+_MAX_NUMBERS = 65536
+_MAX_LABEL_CHARS = 2**20
 _SHOWN_CHARS = 100
 # Executors of this contract minor and later have sampling version 2 unless they say otherwise.
 _FIRST_MINOR_OF_SAMPLING_2 = 2
@@ -219,6 +226,7 @@ def _check_optional(info: executor.ExecutorInfo) -> None:
         raise _invalid("model.sliding_window_tokens", window, "1 or more, or absent")
     if info.model.HasField("encoder"):
         _check_encoder(info)
+    _check_pooling(info)
     most = info.limits.max_adapters_per_step
     if (executor.FEATURE_ADAPTERS in info.features) != (most >= 1):
         allowed = "1 or more with FEATURE_ADAPTERS, absent without"
@@ -274,6 +282,27 @@ def _check_audio(info: executor.ExecutorInfo) -> None:
         raise _invalid("limits.max_message_bytes", info.limits.max_message_bytes, allowed)
 
 
+def _check_pooling(info: executor.ExecutorInfo) -> None:
+    pooling, has_pooling = info.model.pooling, info.model.HasField("pooling")
+    if (executor.FEATURE_POOLING in info.features) != has_pooling:
+        allowed = "present with FEATURE_POOLING, absent without"
+        raise _invalid("model.pooling", "present" if has_pooling else "absent", allowed)
+    if not has_pooling:
+        return
+    size, labels = pooling.embedding_size, pooling.labels
+    if not 0 <= size <= _MAX_NUMBERS:
+        raise _invalid("model.pooling.embedding_size", size, f"0 to {_MAX_NUMBERS}")
+    if len(labels) > _MAX_NUMBERS:
+        raise _invalid("model.pooling.labels", f"{len(labels)} long", f"{_MAX_NUMBERS} at most")
+    if (length := sum(map(len, labels))) > _MAX_LABEL_CHARS:
+        allowed = f"{_MAX_LABEL_CHARS} characters at most"
+        raise _invalid("model.pooling.labels", f"{length} characters", allowed)
+    if not size and not labels:
+        raise _invalid("model.pooling.embedding_size", 0, "1 or more without labels")
+    if pooling.uncached and info.num_host_blocks:
+        raise _invalid("num_host_blocks", info.num_host_blocks, "0 if model.pooling.uncached")
+
+
 def _invalid(path: str, value: object, allowed: str) -> DomainError:
     return DomainError("EXECUTOR_INFO_INVALID", f"{path} is {value}; allowed: {allowed}")
 
@@ -324,22 +353,33 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
         )
         max_num_seqs = max_num_batched_tokens
     has_window = model.HasField("sliding_window_tokens")
+    max_model_len = min(
+        config.max_model_len or model.max_model_len_tokens, model.max_model_len_tokens
+    )
+    vectors, pool = _vectors(model), (info.block_size_tokens, info.num_device_blocks)
+    if vectors is not None:
+        if vectors.is_uncached:
+            max_model_len = min(max_model_len, max_num_batched_tokens)
+        max_model_len += 1  # the vector's place
+        if vectors.is_uncached:
+            # More than a block for each row, so that none ever waits for one.
+            pool = max_model_len, 2 * max_num_seqs
+    block_size, num_device_blocks = pool
     return SchedulerConfig(
-        block_size=info.block_size_tokens,
-        num_device_blocks=info.num_device_blocks,
+        block_size=block_size,
+        num_device_blocks=num_device_blocks,
         num_host_blocks=info.num_host_blocks,
         block_bytes=info.block_bytes,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=min(
-            config.max_model_len or model.max_model_len_tokens, model.max_model_len_tokens
-        ),
+        max_model_len=max_model_len,
         max_num_waiting=config.max_num_waiting,
         vocab_size=model.vocab_size,
         eos_token_ids=frozenset(model.eos_token_ids),
         features=_features(info),
         sliding_window=model.sliding_window_tokens if has_window else None,
         max_encoder_tokens=_max_encoder_tokens(info),
+        vectors=vectors,
         **_feature_limits(info),
         max_adapters=min(config.max_adapters, limits.max_adapters_per_step),
         num_adapter_slots=info.adapter_support.max_num_loaded,
@@ -364,6 +404,13 @@ def _feature_limits(info: executor.ExecutorInfo) -> dict[str, int]:
         "num_encoder_features": num_features,
         "max_encodings": info.limits.max_message_bytes // 2 // (FEATURE_BYTES * num_features),
     }
+
+
+def _vectors(model: executor.ModelInfo) -> VectorSizes | None:
+    if not model.HasField("pooling"):
+        return None
+    pooling = model.pooling
+    return VectorSizes(pooling.embedding_size, len(pooling.labels), pooling.uncached)
 
 
 def _max_encoder_tokens(info: executor.ExecutorInfo) -> int | None:

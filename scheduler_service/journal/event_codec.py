@@ -224,7 +224,7 @@ def _describe_delivery(events: StepEvents, message: journal.DeliverTokens) -> No
 
 def _describe_end(request: Request) -> journal.EndedRequest:
     assert request.finish_reason is not None
-    checksum, num_tokens = 0, 0
+    checksum, num_tokens = crc32(request.vector), 0
     for tokens in _outputs(request):
         checksum = crc32(tokens.tobytes(), checksum)
         num_tokens += len(tokens)
@@ -240,6 +240,8 @@ def _describe_end(request: Request) -> journal.EndedRequest:
 
 
 def _outputs(request: Request) -> Iterable[Int32Array]:
+    if request.params.pooling is not None:
+        return []
     if request.completions:
         return [np.array(c.token_ids, np.int32) for c in request.completions]
     return [s.token_ids[s.num_prompt_tokens :] for s in request.sequences]

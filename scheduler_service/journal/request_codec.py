@@ -28,6 +28,8 @@ from scheduler_service.scheduler.values import (
     FleetConfig,
     Grammar,
     Int32Array,
+    PoolingParams,
+    PoolingTask,
     PreemptionMode,
     Request,
     SamplingParams,
@@ -38,6 +40,7 @@ from scheduler_service.scheduler.values import (
     Sequence,
     SequenceStatus,
     Speculation,
+    VectorSizes,
 )
 from scheduler_service.step_codec import decode_grammar, decode_transcription, encode_grammar
 from splitserve.scheduler.v1 import journal_pb2 as journal
@@ -311,6 +314,7 @@ _CONFIG: Converters = {
     "batch_policy": BatchPolicyName,
     "speculation": _speculation,
     "tenant_weights": dict,
+    "vectors": lambda message: VectorSizes(**decode_fields(message)),
 }
 _SAMPLING: Converters = {
     "logit_bias": dict,
@@ -320,4 +324,5 @@ _SAMPLING: Converters = {
     "bad_words_token_ids": lambda messages: tuple(tuple(m.token_ids) for m in messages),
     "grammar": decode_grammar,
     "transcription": decode_transcription,
+    "pooling": lambda message: PoolingParams(**decode_fields(message, {"task": PoolingTask})),
 }

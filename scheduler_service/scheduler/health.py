@@ -21,6 +21,7 @@ from scheduler_service.scheduler.executor_state import ExecutorState, Life
 from scheduler_service.scheduler.values import (
     EncoderFeatures,
     Feature,
+    PoolingParams,
     Request,
     RowStatus,
     SamplingParams,
@@ -289,14 +290,17 @@ class ExecutorHealth:
     # -- probes --------------------------------------------------------------------------------
 
     def _probe(self, executor: ExecutorState) -> Probe:
-        """Makes a probe: a request for NUM_PROBE_TOKENS tokens, run in steps of its own."""
+        """Makes a probe: a request for NUM_PROBE_TOKENS tokens or a vector, in steps of its own."""
         self._num_probes += 1
         has_encoder = Feature.CROSS_ATTENTION in executor.config.features
         features = EncoderFeatures.silence(executor.config)
+        params = SamplingParams(temperature=0.0, max_tokens=NUM_PROBE_TOKENS, ignore_eos=True)
+        if executor.config.vectors is not None:
+            params = SamplingParams(pooling=PoolingParams())
         request = Request.create(
             f"{_PROBE}{self._num_probes}",
             [0],
-            SamplingParams(temperature=0.0, max_tokens=NUM_PROBE_TOKENS, ignore_eos=True),
+            params,
             arrival=0,
             seed=0,
             scheduling=SchedulingParams(uses_prefix_cache=False),

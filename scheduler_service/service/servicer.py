@@ -379,6 +379,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             max_num_sequences=self._cluster.served.max_num_sequences,
             quantization=model.quantization,
             encoder=self._encoder_of(model),
+            pooling=_pooling_of(model),
         )
 
     def _encoder_of(self, model: executor.ModelInfo) -> api.EncoderInfo | None:
@@ -429,3 +430,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 for start in range(0, max(len(data), 1), _CHUNK_BYTES):
                     end = start + _CHUNK_BYTES
                     yield api.GetTokenizerResponse(file_name=name, data=data[start:end])
+
+
+def _pooling_of(model: executor.ModelInfo) -> api.PoolingInfo | None:
+    if not model.HasField("pooling"):
+        return None
+    pooling = model.pooling
+    return api.PoolingInfo(embedding_size=pooling.embedding_size, labels=pooling.labels)

@@ -16,6 +16,8 @@ from scheduler_service.scheduler.values import (
     EarlyStopping,
     FinishReason,
     Int32Array,
+    PoolingParams,
+    PoolingTask,
     Request,
     SamplingParams,
     SchedulingParams,
@@ -49,8 +51,15 @@ _EARLY_STOPPING: Mapping[int, EarlyStopping] = MappingProxyType(
         api.BEAM_EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
     }
 )
+_POOLING_TASKS: Mapping[int, PoolingTask] = MappingProxyType(
+    {
+        api.POOLING_TASK_UNSPECIFIED: PoolingTask.DEFAULT,
+        api.POOLING_TASK_EMBEDDING: PoolingTask.EMBEDDING,
+        api.POOLING_TASK_SCORES: PoolingTask.SCORES,
+    }
+)
 # Fields of the client's SamplingParams that do not map by name to those of the scheduler.
-_NOT_BY_NAME = frozenset({"seed", "beam_search"})
+_NOT_BY_NAME = frozenset({"seed", "beam_search", "pooling"})
 _CONVERTERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     {
         "logit_bias": dict,
@@ -95,7 +104,8 @@ def decode_sampling_params(message: api.SamplingParams) -> SamplingParams:
         if field.name not in _NOT_BY_NAME
     }
     beam = _decode_beams(message.beam_search) if message.HasField("beam_search") else None
-    return SamplingParams(**given, beam=beam)
+    pooling = _decode_pooling(message.pooling) if message.HasField("pooling") else None
+    return SamplingParams(**given, beam=beam, pooling=pooling)
 
 
 class SamplingDecoder:
@@ -151,6 +161,17 @@ def _decode_beams(message: api.BeamSearch) -> BeamParams:
         message.width,
         message.length_penalty if message.HasField("length_penalty") else 1.0,
         _EARLY_STOPPING[message.early_stopping],
+    )
+
+
+def _decode_pooling(message: api.PoolingParams) -> PoolingParams:
+    if message.task not in _POOLING_TASKS:
+        raise _unusable(f"pooling.task is {message.task}; allowed: 0 to {len(_POOLING_TASKS) - 1}")
+    return PoolingParams(
+        _POOLING_TASKS[message.task],
+        message.num_dimensions,
+        message.raw,
+        message.second_text_start,
     )
 
 
@@ -330,6 +351,7 @@ def encode_finish(request: Request) -> api.Finish:
             num_cached_tokens=request.num_cached_tokens,
             num_preemptions=request.num_preemptions,
         ),
+        vector=request.vector,
     )
     if request.error is not None:
         finish.error.reason, finish.error.message = request.error

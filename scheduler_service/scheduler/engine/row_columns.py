@@ -181,7 +181,10 @@ class RowColumns:
         self.client_keys[row_id] = request.client_key
         params = request.params
         self.is_plain[row_id] = is_plain = (
-            params.num_logprobs is None and params.num_sequences == 1 and params.beam is None
+            params.num_logprobs is None
+            and params.num_sequences == 1
+            and params.beam is None
+            and params.pooling is None
         )
         self.num_not_plain += not is_plain
         self.num_with_prompt_logprobs += params.num_prompt_logprobs is not None

@@ -24,7 +24,9 @@ class SequenceEndings:
         request = sequence.request
         tokens = self._placement.known_tokens(sequence)
         num_tokens, last = len(tokens), int(tokens[-1])
-        if last in request.stop_token_ids:
+        if request.params.pooling is not None:
+            sequence.finish_reason = FinishReason.STOP
+        elif last in request.stop_token_ids:
             sequence.finish_reason, sequence.stop_token_id = FinishReason.STOP, last
         elif num_tokens >= request.stop_len:
             max_tokens = request.params.max_tokens

@@ -15,6 +15,7 @@ from scheduler_service.scheduler.values.config import (
     PreemptionMode,
     SchedulerConfig,
     Speculation,
+    VectorSizes,
 )
 from scheduler_service.scheduler.values.plan import (
     ROW_COMPUTED,
@@ -70,6 +71,8 @@ from scheduler_service.scheduler.values.sampling_params import (
     BeamParams,
     EarlyStopping,
     Grammar,
+    PoolingParams,
+    PoolingTask,
     SamplingParams,
     TranscriptionRules,
     check_bad_words,
@@ -116,6 +119,8 @@ __all__ = [
     "ParamsSet",
     "ParamsSets",
     "PolicyConfig",
+    "PoolingParams",
+    "PoolingTask",
     "Preempted",
     "PreemptionCause",
     "PreemptionMode",
@@ -141,6 +146,7 @@ __all__ = [
     "TableWrites",
     "TokenEvent",
     "TranscriptionRules",
+    "VectorSizes",
     "check_bad_words",
     "check_num_texts",
     "check_sizes",

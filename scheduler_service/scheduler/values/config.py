@@ -95,14 +95,28 @@ class HashKind(NamedTuple):
     separates_tenants: bool
 
 
+@dataclass(frozen=True, slots=True)
+class VectorSizes:
+    """Vectors of a model: numbers of an embedding, and of a classifier's scores; 0 without them.
+
+    `is_uncached`: rows have no blocks, and each is computed in one step.
+    """
+
+    embedding_size: int
+    num_labels: int
+    is_uncached: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig(PolicyConfig):
     """Configuration of one engine: its executor's pools, the model, limits of a step, policies.
 
     `sliding_window`: most tokens that a layer attends to, for every layer; None without a window.
     `max_encoder_tokens`: of a request, which then needs some; None if requests need none.
-    `num_encoder_features`: of a request for a model that takes features of audio in place of encoder
-    tokens, `max_encodings`: requests whose features one step may carry; None for other models.
+    `num_encoder_features`: of a request for a model that takes audio in place of encoder tokens;
+    `max_encodings`: requests whose features one step may carry; both None for other models.
+    `vectors`: of a model that returns vectors and no tokens. A vector takes the place of one token
+    in `max_model_len`, and one block has room for each sequence of an uncached model.
     `max_adapters`: distinct adapters of one step. `num_adapter_slots`: adapters that the executor
     has loaded at once; 0 if it loads none but has its own. `max_params_bytes`: limit on the bytes
     of lists and texts in the sampling parameters of all running requests, equal parameters counted
@@ -134,6 +148,7 @@ class SchedulerConfig(PolicyConfig):
     max_encoder_tokens: int | None = None
     num_encoder_features: int | None = None
     max_encodings: int | None = None
+    vectors: VectorSizes | None = None
     max_adapters: int = 0
     num_adapter_slots: int = 0
     model_digest: str = ""
@@ -150,6 +165,11 @@ class SchedulerConfig(PolicyConfig):
     def hash_kind(self) -> HashKind:
         """Hash kind: engines of one kind give equal hashes to blocks with equal contents."""
         return HashKind(self.block_size, self.model_digest, self.separates_tenants)
+
+    @property
+    def is_uncached(self) -> bool:
+        """Whether rows have no blocks, and each is computed in one step."""
+        return self.vectors is not None and self.vectors.is_uncached
 
     @property
     def runs_ahead(self) -> bool:

@@ -217,7 +217,8 @@ class StepOutcome:
     `token_ids`: int32, tokens of all rows in row order; without `token_counts` [R], -1 for no
     token. `token_counts`: [R] int32, how many of `token_ids` each row has; None for one each.
     `row_statuses`: [R], None if all rows are OK. `row_errors`, `logprobs` and `prompt_logprobs` are
-    keyed by row index. `move_us`, `compute_us`: times measured by the executor, in µs.
+    keyed by row index. `move_us`, `compute_us`: times measured by the executor, in µs. `vectors`:
+    float32, little-endian, by row index.
     """
 
     step_id: int
@@ -231,6 +232,7 @@ class StepOutcome:
     move_us: int = 0
     compute_us: int = 0
     token_counts: Int32Array | None = None
+    vectors: Mapping[int, bytes] = field(default_factory=dict)
 
     def tokens_of(self, index: int) -> list[int]:
         """Returns the tokens of the row at `index`."""

@@ -267,7 +267,12 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        """Number of known output tokens, resumed ones included; not valid while RUNNING."""
+        """Number of known output tokens, resumed ones included; not valid while RUNNING.
+
+        0 for a vector, which takes the place of a token.
+        """
+        if self.request.params.pooling is not None:
+            return 0
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
@@ -329,11 +334,13 @@ class Request:
     `step_class`: smaller classes get the tokens of a step first. `queued_at_ns`,
     `num_queued_tokens`: time at which the request began to wait, and its number of tokens then.
 
-    Encoder: at most one of `encoder_token_ids` and `encoder_features` is given. `cross_blocks`: device blocks of the encoder's keys and values; `host_cross_blocks`:
-    their host blocks while SWAPPED. `is_encoded`: a step that writes them was planned.
+    Encoder: at most one of `encoder_token_ids` and `encoder_features` is given. `cross_blocks`:
+    device blocks of the encoder's keys and values; `host_cross_blocks`: their host blocks while
+    SWAPPED. `is_encoded`: a step that writes them was planned.
 
     Results: `search`, `num_forks` and `num_candidates` (logprobs asked for in each row) belong to a
-    beam search. `completions`: the result of a request that is not streamed.
+    beam search. `completions`: the result of a request that is not streamed. `vector`: that of a
+    request with `pooling`, float32, little-endian.
     """
 
     request_id: str
@@ -372,6 +379,7 @@ class Request:
     num_candidates: int = 0
     num_forks: int = 0
     completions: list[Completion] = field(default_factory=list)
+    vector: bytes = b""
     submitted_ns: int | None = None
 
     @classmethod

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Literal
 
+from scheduler_service.scheduler.values.config import VectorSizes
 from splitserve_contract import (
     MAX_BEAM_WIDTH,
     MAX_SEQUENCES,
@@ -53,6 +54,53 @@ class BeamParams:
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
 
 
+class PoolingTask(Enum):
+    """Kind of vector. DEFAULT: embedding if the model has embeddings, otherwise scores."""
+
+    DEFAULT = "default"
+    EMBEDDING = "embedding"
+    SCORES = "scores"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingParams:
+    """Vector instead of tokens; meaning as in `scheduler.proto`."""
+
+    task: PoolingTask = PoolingTask.DEFAULT
+    num_dimensions: int = 0
+    raw: bool = False
+    second_text_start: int = 0
+
+    def for_model(self, vectors: VectorSizes) -> PoolingParams:
+        """Returns these parameters with the kind of vector that is meant by DEFAULT."""
+        if self.task is not PoolingTask.DEFAULT:
+            return self
+        task = PoolingTask.EMBEDDING if vectors.embedding_size else PoolingTask.SCORES
+        return replace(self, task=task)
+
+    def num_numbers(self, vectors: VectorSizes) -> int:
+        """Returns the size of the vector; 0 if the model has none of this kind."""
+        if self.for_model(vectors).task is PoolingTask.SCORES:
+            return vectors.num_labels
+        return vectors.embedding_size and (self.num_dimensions or vectors.embedding_size)
+
+    def check(self, vectors: VectorSizes, num_prompt_tokens: int) -> None:
+        """Raises DomainError for a vector that the model does not have."""
+        pooling = self.for_model(vectors)
+        most = vectors.embedding_size if pooling.task is PoolingTask.EMBEDDING else 0
+        if not pooling.num_numbers(vectors):
+            has = "embeddings" if vectors.embedding_size else "scores"
+            raise DomainError(
+                "FEATURE_UNSUPPORTED", f"pooling.task is {self.task.value}; the model has {has}"
+            )
+        for name, value, limit in (
+            ("num_dimensions", self.num_dimensions, most),
+            ("second_text_start", self.second_text_start, num_prompt_tokens - 1),
+        ):
+            if not 0 <= value <= limit:
+                raise _invalid(f"pooling.{name} is {value}; allowed: 0 to {limit}")
+
+
 @dataclass(frozen=True, slots=True)
 class TranscriptionRules:
     """Rules for the output of a speech model; meaning and ranges as in `scheduler.proto`."""
@@ -87,7 +135,8 @@ class TranscriptionRules:
 class SamplingParams(SamplingValues):
     """Sampling parameters; meaning and ranges as in `scheduler.proto`, None for the neutral value.
 
-    A `top_k` of 0 or -1 becomes None, so that "off" has one value everywhere else.
+    A `top_k` of 0 or -1 becomes None, so that "off" has one value everywhere else. `max_tokens`
+    becomes 1 with `pooling`: the vector takes the place of the only token.
     """
 
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -104,11 +153,14 @@ class SamplingParams(SamplingValues):
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: Grammar | None = None
     transcription: TranscriptionRules | None = None
+    pooling: PoolingParams | None = None
 
     def __post_init__(self) -> None:
-        """Normalizes `top_k`: values that mean "off" become None."""
+        """Normalizes `top_k`: values that mean "off" become None. Sets `max_tokens` of vectors."""
         if self.top_k in _TOP_K.off:
             object.__setattr__(self, "top_k", None)
+        if self.pooling is not None and self.max_tokens is None:
+            object.__setattr__(self, "max_tokens", 1)
 
     @property
     def num_sequences(self) -> int:
@@ -164,7 +216,8 @@ class SamplingParams(SamplingValues):
 
     def stop_tokens(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
         """Returns the tokens that end a sequence of a model with `eos_token_ids`."""
-        return self.stop_token_ids | (frozenset() if self.ignore_eos else eos_token_ids)
+        is_endless = self.ignore_eos or self.pooling is not None
+        return self.stop_token_ids | (frozenset() if is_endless else eos_token_ids)
 
     def check_grammar(self, eos_token_ids: frozenset[int]) -> None:
         """Raises DomainError(SAMPLING_PARAMS_INVALID) for a grammar that no output can satisfy.
@@ -224,6 +277,28 @@ class SamplingParams(SamplingValues):
             _check_tokens("bad_words_token_ids element", tokens, vocab_size)
         if self.transcription is not None:
             self.transcription.validate(vocab_size)
+
+    def check_pooling(self, vectors: VectorSizes | None, num_prompt_tokens: int) -> None:
+        """Raises DomainError unless the request asks for what the model returns.
+
+        `vectors`: None for a model that returns tokens.
+        """
+        if self.pooling is None:
+            if vectors is not None:
+                raise DomainError(
+                    "FEATURE_UNSUPPORTED", "pooling is not set; the model returns vectors only"
+                )
+            return
+        if vectors is None:
+            raise DomainError(
+                "FEATURE_UNSUPPORTED", "pooling is set; the model returns tokens, no vectors"
+            )
+        self.pooling.check(vectors, num_prompt_tokens)
+        neutral = SamplingParams(pooling=self.pooling)
+        for name in (item.name for item in fields(self)):
+            if (value := getattr(self, name)) != getattr(neutral, name):
+                shown = f"{value}"[:_MAX_SHOWN_CHARS]
+                raise _invalid(f"{name} is {shown}; allowed with pooling: its default")
 
     def check_sequences(self) -> None:
         """Raises DomainError for n, best_of or beam_search out of range or in conflict."""

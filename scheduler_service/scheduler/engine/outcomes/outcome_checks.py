@@ -25,6 +25,7 @@ from scheduler_service.scheduler.values import (
     SequenceStatus,
     StepOutcome,
     StepPlan,
+    VectorSizes,
 )
 
 # Tolerance for rounding: a logprob is at most 0.
@@ -41,6 +42,7 @@ class OutcomeChecks:
 
     def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
         self._vocab_size = config.vocab_size
+        self._vectors = config.vectors
         self._tokens = TokenChecks(config.vocab_size)
         self._placement = placement
 
@@ -53,7 +55,11 @@ class OutcomeChecks:
                 f"columns of step {plan.step_id}: row_statuses has {len(statuses)} elements for "
                 f"{num_rows} rows"
             )
+        missing: dict[int, str] = {}
+        if self._vectors is not None:
+            outcome, missing = self._with_tokens(plan, outcome, self._vectors)
         outcome, faults = self._tokens.check(plan, outcome, self._sequence_of)
+        faults |= missing
         if statuses is not None:
             faults |= self._statuses(plan, statuses)
         logprobs, prompt_logprobs = outcome.logprobs, outcome.prompt_logprobs
@@ -76,6 +82,25 @@ class OutcomeChecks:
             elif status == RowStatus.NOT_SAMPLED and not self._may_repeat(plan, index):
                 faults[index] = "row_status is NOT_SAMPLED for a row that was sampled before"
         return faults
+
+    def _with_tokens(
+        self, plan: StepPlan, outcome: StepOutcome, vectors: VectorSizes
+    ) -> tuple[StepOutcome, dict[int, str]]:
+        """Returns `outcome` with a token for each vector, whose place it takes, and faulty rows."""
+        num_rows = len(plan.work.row_ids)
+        token_ids, faults = np.full(num_rows, -1, np.int32), dict[int, str]()
+        is_due = np.ones(num_rows, np.bool_) if plan.work.samples is None else plan.work.samples
+        if outcome.row_statuses is not None:
+            is_due = is_due & _is_ok(outcome)
+        for index in np.flatnonzero(is_due).tolist():
+            sequence = self._sequence_of(plan, index)
+            if sequence is None:
+                continue
+            problem = _problem_of_vector(sequence, outcome.vectors.get(index, b""), vectors)
+            if problem is not None:
+                faults[index] = problem
+        token_ids[is_due] = 0
+        return replace(outcome, token_ids=token_ids, token_counts=None), faults
 
     def _has_grammar(self, plan: StepPlan, index: int) -> bool:
         """Returns whether a row samples by a grammar; True also if its sequence has left."""
@@ -204,6 +229,16 @@ class OutcomeChecks:
             if math.isnan(logprob) or logprob > _MAX_LOGPROB:
                 return f"logprob is {logprob}; allowed: 0 or less"
         return None
+
+
+def _problem_of_vector(sequence: Sequence, vector: bytes, vectors: VectorSizes) -> str | None:
+    """Returns what is wrong with the vector of a row, or None."""
+    pooling = sequence.request.params.pooling
+    assert pooling is not None, "requests of this model ask for vectors"
+    numbers = np.frombuffer(vector, "<f4")
+    if len(numbers) != (expected := pooling.num_numbers(vectors)):
+        return f"the vector has {len(numbers)} numbers; required: {expected}"
+    return None if np.isfinite(numbers).all() else "the vector has numbers that are not finite"
 
 
 def _position_and_token(scored: ScoredToken) -> tuple[int, int]:

@@ -90,7 +90,7 @@ class Results:
     # -- owners --------------------------------------------------------------------------------
 
     def _special(self, row_ids: Int64Array, indexes: Int64Array | None) -> dict[int, Sequence]:
-        """Returns sequences with siblings, logprobs or beams, by index in the step."""
+        """Returns sequences with siblings, logprobs, beams or vectors, by index in the step."""
         positions = np.flatnonzero(~self._rows.is_plain[row_ids])
         in_step = positions if indexes is None else indexes[positions]
         each = zip(in_step.tolist(), row_ids[positions].tolist(), strict=True)
@@ -187,6 +187,9 @@ class Results:
     def _add_events(
         self, sequence: Sequence, index: int, outcome: StepOutcome, events: StepEvents
     ) -> None:
+        if sequence.request.params.pooling is not None:
+            sequence.request.vector = outcome.vectors[index]
+            return
         token_ids = outcome.tokens_of(index)
         scores: Items[ScoredToken | None] = outcome.logprobs.get(index, ())
         scores = scores or [None] * len(token_ids)

@@ -30,8 +30,13 @@ def check_request(request: Request, config: SchedulerConfig) -> None:
     sequence = request.sequence
     if sequence.num_prompt_tokens == 0:
         raise DomainError("PROMPT_EMPTY", "prompt_token_ids is empty; allowed: 1 or more tokens")
+    request.params.check_pooling(config.vectors, sequence.num_prompt_tokens)
     for resumed in request.sequences:
         _check_token_ids(resumed.token_ids, config.vocab_size)
+    if request.params.pooling is not None and len(sequence.token_ids) > sequence.num_prompt_tokens:
+        raise DomainError(
+            "SAMPLING_PARAMS_INVALID", "resume_token_ids is set; allowed with pooling: no tokens"
+        )
     if request.encoder_token_ids is not None:
         _check_token_ids(request.encoder_token_ids, config.vocab_size)
     if request.encoder_features is not None:
@@ -61,11 +66,17 @@ def fits(request: Request, config: SchedulerConfig) -> bool:
 
 def check_prompt_length(num_prompt_tokens: int, config: SchedulerConfig) -> None:
     """Raises DomainError if no request may have a prompt of `num_prompt_tokens` tokens."""
-    if num_prompt_tokens >= config.max_model_len:
+    most = config.max_model_len - 1
+    if num_prompt_tokens > most and config.vectors is not None:
+        raise DomainError(
+            "PROMPT_TOO_LONG",
+            f"the prompt has {num_prompt_tokens} tokens; allowed: at most max_model_len {most}",
+        )
+    if num_prompt_tokens > most:
         raise DomainError(
             "PROMPT_TOO_LONG",
             f"the prompt has {num_prompt_tokens} tokens; allowed: at most "
-            f"{config.max_model_len - 1}, one less than max_model_len {config.max_model_len}",
+            f"{most}, one less than max_model_len {config.max_model_len}",
         )
 
 
@@ -239,6 +250,9 @@ def prepare_request(request: Request, config: SchedulerConfig) -> None:
         request.stop_len = min(by_length, request.stop_len)
     if request.params.beam is not None:
         _prepare_search(request, config.vocab_size)
+    if request.params.pooling is not None and config.vectors is not None:
+        pooling = request.params.pooling.for_model(config.vectors)
+        request.params = replace(request.params, pooling=pooling)
     stop_token_ids = request.stop_token_ids if config.most_tokens > 1 else frozenset[int]()
     request.params_set = ParamsSet(request.row_params, stop_token_ids)
     request.prepared_for = config

@@ -51,6 +51,9 @@ class BatchPolicy(Protocol):
 
 
 _MIXED = StepShape(runs_decodes=True, takes_swapped=True, takes_waiting=True, splits_prompts=True)
+_WHOLE_PROMPTS = StepShape(
+    runs_decodes=True, takes_swapped=True, takes_waiting=True, splits_prompts=False
+)
 _PREFILLS = StepShape(
     runs_decodes=False, takes_swapped=False, takes_waiting=True, splits_prompts=False
 )
@@ -62,8 +65,11 @@ _DECODES = StepShape(
 class MixedBatches:
     """Mixed batches: decodes first, and the rest of the token budget for prompts."""
 
+    def __init__(self, *, splits_prompts: bool = True) -> None:
+        self._shapes = (_MIXED if splits_prompts else _WHOLE_PROMPTS,)
+
     def shapes(self, state: QueueState) -> tuple[StepShape, ...]:
-        return (_MIXED,)
+        return self._shapes
 
 
 class PrefillFirst:
@@ -84,7 +90,9 @@ class PrefillFirst:
 
 
 def make_batch_policy(config: SchedulerConfig) -> BatchPolicy:
-    """Returns the batch policy that `config.batch_policy` names."""
+    """Returns the batch policy that `config.batch_policy` names, if prompts may be split at all."""
+    if config.is_uncached:
+        return MixedBatches(splits_prompts=False)
     match config.batch_policy:
         case BatchPolicyName.MIXED:
             return MixedBatches()

@@ -45,6 +45,7 @@ class RunningRows:
         self._placement = placement
         self._rows = placement.rows
         self._ones = np.ones(config.max_num_seqs, np.int32)
+        self._is_uncached = config.is_uncached
         # Steps since the last turn in which rows wanted more tokens than the budget.
         self._num_contended = 0
 
@@ -59,7 +60,8 @@ class RunningRows:
         """Chooses decodes, if wanted, then prefills, most urgent first.
 
         Returns row ids and the number of tokens that each row computes. The last prefill may get
-        only a chunk of what it still has to compute. If the budget is too small, less urgent
+        only a chunk of what it still has to compute; uncached rows get all or nothing. If the
+        budget is too small, less urgent
         decodes yield to more urgent prefills; see `_served`. `without`: rows that already have
         their part of the step. `prompts`: limit of tokens for all prefills together; None for no
         limit.
@@ -89,6 +91,8 @@ class RunningRows:
         chunks = np.zeros(len(order), np.int32)
         of_served = wanted[served].astype(np.int32)
         chunks[served] = np.clip(budget - (np.cumsum(of_served) - of_served), 0, of_served)
+        if self._is_uncached:
+            chunks[chunks < wanted] = 0
         decoding = order[is_decode & (chunks > 0)]
         is_prefill &= chunks > 0
         ids, chunks = order[is_prefill], chunks[is_prefill]

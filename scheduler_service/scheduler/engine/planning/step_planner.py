@@ -234,10 +234,11 @@ class StepPlanner:
 
     def _new_row(self, sequence: Sequence) -> NewRow:
         rows, request, row_id = self._placement.rows, sequence.request, sequence.row_id
+        block_table = rows.block_table(row_id)
         return NewRow(
             sequence,
             row_id,
-            rows.block_table(row_id).copy(),
+            block_table[:0] if self._config.is_uncached else block_table.copy(),
             rows.known_tokens(row_id).copy(),
             tuple(request.cross_blocks),
             None if request.is_encoded else request.encoder_token_ids,
