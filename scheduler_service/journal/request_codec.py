@@ -78,8 +78,7 @@ def encode_request(request: Request) -> journal.JournaledRequest:
     if request.encoder_token_ids is not None:
         message.encoder_token_ids = request.encoder_token_ids.tobytes()
     if request.encoder_features is not None:
-        message.encoder_features = request.encoder_features.data
-        message.num_encoder_positions = request.encoder_features.num_positions
+        encode_fields(request.encoder_features, message.encoder_features)
     if request.submitted_ns is not None:
         message.submitted_ns = request.submitted_ns
     if request.search is not None:
@@ -97,9 +96,7 @@ def decode_request(message: journal.JournaledRequest) -> Request:
     if message.HasField("encoder_token_ids"):
         request.encoder_token_ids = _tokens(message.encoder_token_ids)
     if message.HasField("encoder_features"):
-        request.encoder_features = EncoderFeatures(
-            message.encoder_features, message.num_encoder_positions
-        )
+        request.encoder_features = EncoderFeatures(**decode_fields(message.encoder_features))
     if message.HasField("submitted_ns"):
         request.submitted_ns = message.submitted_ns
     prompt = _tokens(message.prompt_token_ids)

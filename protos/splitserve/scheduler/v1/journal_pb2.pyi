@@ -510,8 +510,16 @@ class EndedRequest(_message.Message):
     num_preemptions: int
     def __init__(self, request_id: _Optional[str] = ..., finish_reason: _Optional[str] = ..., error_reason: _Optional[str] = ..., num_output_tokens: _Optional[int] = ..., output_crc32: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
 
+class JournaledFeatures(_message.Message):
+    __slots__ = ("data", "num_positions")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    NUM_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    num_positions: int
+    def __init__(self, data: _Optional[bytes] = ..., num_positions: _Optional[int] = ...) -> None: ...
+
 class JournaledRequest(_message.Message):
-    __slots__ = ("request_id", "params", "scheduling", "arrival", "client_key", "prompt_token_ids", "encoder_token_ids", "encoder_features", "num_encoder_positions", "sequences", "num_preemptions", "num_cached_tokens", "num_fruitless_losses", "num_tokens_at_loss", "num_prompt_logprobs_sent", "num_bypasses", "is_protected", "num_forks", "num_candidates", "search", "trial_size", "num_trials_left", "was_in_flight", "submitted_ns")
+    __slots__ = ("request_id", "params", "scheduling", "arrival", "client_key", "prompt_token_ids", "encoder_token_ids", "encoder_features", "sequences", "num_preemptions", "num_cached_tokens", "num_fruitless_losses", "num_tokens_at_loss", "num_prompt_logprobs_sent", "num_bypasses", "is_protected", "num_forks", "num_candidates", "search", "trial_size", "num_trials_left", "was_in_flight", "submitted_ns")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULING_FIELD_NUMBER: _ClassVar[int]
@@ -520,7 +528,6 @@ class JournaledRequest(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ENCODER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ENCODER_FEATURES_FIELD_NUMBER: _ClassVar[int]
-    NUM_ENCODER_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -543,8 +550,7 @@ class JournaledRequest(_message.Message):
     client_key: int
     prompt_token_ids: bytes
     encoder_token_ids: bytes
-    encoder_features: bytes
-    num_encoder_positions: int
+    encoder_features: JournaledFeatures
     sequences: _containers.RepeatedCompositeFieldContainer[JournaledSequence]
     num_preemptions: int
     num_cached_tokens: int
@@ -560,7 +566,7 @@ class JournaledRequest(_message.Message):
     num_trials_left: int
     was_in_flight: bool
     submitted_ns: int
-    def __init__(self, request_id: _Optional[str] = ..., params: _Optional[_Union[JournaledSamplingParams, _Mapping]] = ..., scheduling: _Optional[_Union[JournaledSchedulingParams, _Mapping]] = ..., arrival: _Optional[int] = ..., client_key: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., encoder_token_ids: _Optional[bytes] = ..., encoder_features: _Optional[bytes] = ..., num_encoder_positions: _Optional[int] = ..., sequences: _Optional[_Iterable[_Union[JournaledSequence, _Mapping]]] = ..., num_preemptions: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_fruitless_losses: _Optional[int] = ..., num_tokens_at_loss: _Optional[int] = ..., num_prompt_logprobs_sent: _Optional[int] = ..., num_bypasses: _Optional[int] = ..., is_protected: bool = ..., num_forks: _Optional[int] = ..., num_candidates: _Optional[int] = ..., search: _Optional[_Union[JournaledBeamSearch, _Mapping]] = ..., trial_size: _Optional[int] = ..., num_trials_left: _Optional[int] = ..., was_in_flight: bool = ..., submitted_ns: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., params: _Optional[_Union[JournaledSamplingParams, _Mapping]] = ..., scheduling: _Optional[_Union[JournaledSchedulingParams, _Mapping]] = ..., arrival: _Optional[int] = ..., client_key: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., encoder_token_ids: _Optional[bytes] = ..., encoder_features: _Optional[_Union[JournaledFeatures, _Mapping]] = ..., sequences: _Optional[_Iterable[_Union[JournaledSequence, _Mapping]]] = ..., num_preemptions: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_fruitless_losses: _Optional[int] = ..., num_tokens_at_loss: _Optional[int] = ..., num_prompt_logprobs_sent: _Optional[int] = ..., num_bypasses: _Optional[int] = ..., is_protected: bool = ..., num_forks: _Optional[int] = ..., num_candidates: _Optional[int] = ..., search: _Optional[_Union[JournaledBeamSearch, _Mapping]] = ..., trial_size: _Optional[int] = ..., num_trials_left: _Optional[int] = ..., was_in_flight: bool = ..., submitted_ns: _Optional[int] = ...) -> None: ...
 
 class JournaledSequence(_message.Message):
     __slots__ = ("index", "output_token_ids", "seed", "settles_at_step", "cumulative_logprob", "scored", "is_finished", "finish_reason", "stop_token_id")
