@@ -47,6 +47,7 @@ from splitserve_text.output_text import (
     TextRules,
     TokenNumbers,
 )
+from splitserve_text.speech import SpeechTask, SpeechTokens
 from splitserve_text.template_limits import TemplateLimits
 from splitserve_text.template_sandbox import Sandbox
 from splitserve_text.template_shapes import MessageShapes
@@ -74,6 +75,7 @@ from splitserve_text.values import (
     Tokens,
     TopLogprob,
     TraceContext,
+    TranscriptionRules,
     Usage,
 )
 
@@ -124,6 +126,8 @@ __all__ = [
     "Sandbox",
     "SchedulingParams",
     "SequenceFinish",
+    "SpeechTask",
+    "SpeechTokens",
     "SplitserveError",
     "StopStrings",
     "TemplateLimits",
@@ -142,6 +146,7 @@ __all__ = [
     "ToolSchemas",
     "TopLogprob",
     "TraceContext",
+    "TranscriptionRules",
     "Usage",
     "as_prompt",
     "make_detokenizer",
