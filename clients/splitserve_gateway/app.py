@@ -31,6 +31,7 @@ from splitserve_gateway.endpoints import (
     models,
     openapi_of,
     responses,
+    transcriptions,
 )
 from splitserve_gateway.grammars import GrammarChecker
 from splitserve_gateway.http import ApiError, BodyBudget, Exchanges, Guard, invalid, quoted
@@ -45,6 +46,7 @@ _ROUTERS = (
     chat.router,
     responses.router,
     completions.router,
+    transcriptions.router,
     models.router,
     adapters.router,
 )
@@ -53,6 +55,8 @@ _ROUTERS = (
 _NUM_BODIES = 16
 # Equal to the threads of a tokenizer, so that turns of tenants decide the order.
 _NUM_TOKENIZING = 3
+# Files of audio that are decoded at a time.
+_NUM_DECODING = 2
 _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -85,11 +89,12 @@ def build_app(
         unread = UnreadBudget(config.max_unread_bytes)
         bodies = BodyBudget(_NUM_BODIES * config.max_body_bytes)
         tokenizing = FairSemaphore(_NUM_TOKENIZING, max_requests)
+        decoding = FairSemaphore(_NUM_DECODING, max_requests)
         try:
             async with Fleet(schedulers, unread, to_schedulers) as fleet:
                 app.state.callers = KnownCallers(partial(identify, fleet), time.monotonic)
                 app.state.gateway = Gateway(
-                    config, fleet, exchanges, checker, bodies, tokenizing, operators
+                    config, fleet, exchanges, checker, bodies, tokenizing, decoding, operators
                 )
                 if metrics is not None:
                     metrics.watch(fleet, exchanges)

@@ -39,6 +39,7 @@ class Gateway:
     checker: GrammarChecker
     bodies: BodyBudget
     tokenizing: FairSemaphore
+    decoding: FairSemaphore
     operators: Discovery
     caller: Caller = ANYBODY
 

@@ -44,6 +44,12 @@ from splitserve_gateway.generation.text_requests import (
     scheduling_params,
     text_request,
 )
+from splitserve_gateway.generation.transcription import (
+    Segment,
+    Transcription,
+    TranscriptionTask,
+    speech_of,
+)
 
 __all__ = [
     "CHAT_FIELDS",
@@ -58,9 +64,12 @@ __all__ = [
     "FieldNames",
     "PromptScores",
     "RequestedAdapter",
+    "Segment",
     "Serving",
     "TextRequest",
     "Totals",
+    "Transcription",
+    "TranscriptionTask",
     "answer_id",
     "chat_fields",
     "chat_generation",
@@ -77,6 +86,7 @@ __all__ = [
     "run_off_loop",
     "sampling_params",
     "scheduling_params",
+    "speech_of",
     "stream_choices",
     "text_request",
     "tokenizer_of",

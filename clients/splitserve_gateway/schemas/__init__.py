@@ -36,6 +36,12 @@ from splitserve_gateway.schemas.sampling import (
     ResponseToolName,
     SamplingFields,
 )
+from splitserve_gateway.schemas.transcriptions import (
+    TranscriptFormat,
+    TranscriptionRequest,
+    TranslationRequest,
+    form_values,
+)
 
 __all__ = [
     "GRAMMAR_FIELDS",
@@ -69,6 +75,10 @@ __all__ = [
     "StreamOptions",
     "TokenizeRequest",
     "ToolCall",
+    "TranscriptFormat",
+    "TranscriptionRequest",
+    "TranslationRequest",
     "UnloadAdapterRequest",
+    "form_values",
     "ignored_names",
 ]
