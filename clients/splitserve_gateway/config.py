@@ -36,15 +36,16 @@ class GatewayConfig:
     `splitserve_common.scheduler_discovery`; `scheduler_tls`: TLS files, None for plain
     text. `gateway_key_file`: holds the gateway's own credential; if set, every request needs a
     credential, too. `max_body_bytes`: of one request; all bodies that are not encoded yet may have
-    16 times as much. `max_audio_bytes`, `max_audio_s`: of one file of audio. `request_timeout_s`: from the arrival of a request to its end.
-    `max_concurrent_requests`: maximum number of open requests. `max_unread_bytes`: tokens of
-    one request that its client has not read yet; 16 times that for all requests. `drain_timeout_s`:
-    time for open requests at shutdown. `http_cors_origins`: origins of web pages that may use the
-    API from a browser; `*` for any. `allowed_hosts`: further host names that callers without a
-    credential may use. `live`: None if no live page is served. `operator_schedulers`:
-    addresses of schedulers for operators. `allow_adapter_loading`: whether callers without a
-    credential may load and unload adapters. `tool_call_parser`,
-    `reasoning_parser`: the model's notation; auto: detected by its chat template.
+    16 times as much. `max_audio_bytes`, `max_audio_s`: of one file of audio. `request_timeout_s`:
+    from the arrival of a request to its end. `max_concurrent_requests`: maximum number of open
+    requests. `max_unread_bytes`: tokens of one request that its client has not read yet; 16 times
+    that for all requests. `drain_timeout_s`: time for open requests at shutdown.
+    `http_cors_origins`: origins of web pages that may use the API from a browser; `*` for any.
+    `allowed_hosts`: further host names that callers without a credential may use. `live`: None if
+    no live page is served. `operator_schedulers`: addresses of schedulers for operators.
+    `allow_adapter_loading`: whether callers without a credential may load and unload adapters.
+    `tool_call_parser`, `reasoning_parser`: the model's notation; auto: detected by its chat
+    template.
     """
 
     http: str = "127.0.0.1:8000"

@@ -21,6 +21,8 @@ from splitserve_gateway.schemas import (
     LoadAdapterRequest,
     ResponsesRequest,
     TokenizeRequest,
+    TranscriptionRequest,
+    TranslationRequest,
     UnloadAdapterRequest,
 )
 
@@ -33,6 +35,12 @@ _BODIES: dict[str, type[BaseModel]] = {
     "/v1/load_lora_adapter": LoadAdapterRequest,
     "/v1/unload_lora_adapter": UnloadAdapterRequest,
 }
+# Forms with a file.
+_FORMS: dict[str, type[BaseModel]] = {
+    "/v1/audio/transcriptions": TranscriptionRequest,
+    "/v1/audio/translations": TranslationRequest,
+}
+_FILE = {"type": "string", "format": "binary"}
 _REF = "#/components/schemas/{model}"
 _ERROR = "Error"
 _CREDENTIAL = "bearerAuth"
@@ -99,7 +107,7 @@ def openapi_of(app: FastAPI, *, knows_callers: bool) -> Callable[[], dict[str, A
 
 
 def _with_bodies(page: dict[str, Any]) -> dict[str, Any]:
-    models = [(model, "validation") for model in dict.fromkeys(_BODIES.values())]
+    models = [(model, "validation") for model in dict.fromkeys((*_BODIES.values(), *_FORMS.values()))]
     _, definitions = models_json_schema(models, ref_template=_REF)  # type: ignore[arg-type]
     page["components"] = {"schemas": {**definitions["$defs"], _ERROR: _ERROR_SCHEMA}}
     for path, operations in page["paths"].items():
@@ -111,7 +119,16 @@ def _with_bodies(page: dict[str, Any]) -> dict[str, Any]:
                 schema = {"$ref": _REF.format(model=_BODIES[path].__name__)}
                 content = {"application/json": {"schema": schema}}
                 operation["requestBody"] = {"required": True, "content": content}
+            if path in _FORMS:
+                operation["requestBody"] = {"required": True, "content": _form(path)}
     return page
+
+
+def _form(path: str) -> dict[str, object]:
+    """Returns the description of a form: its file, and its other fields."""
+    fields = {"$ref": _REF.format(model=_FORMS[path].__name__)}
+    file = {"type": "object", "required": ["file"], "properties": {"file": _FILE}}
+    return {"multipart/form-data": {"schema": {"allOf": [file, fields]}}}
 
 
 def _need_credentials(page: dict[str, Any]) -> None:
@@ -127,7 +144,7 @@ def _need_credentials(page: dict[str, Any]) -> None:
 def _errors(path: str) -> dict[str, object]:
     if is_about_health(path):
         return {}
-    meanings = {**_ERRORS, **(_BODY_ERRORS if path in _BODIES else {})}
+    meanings = {**_ERRORS, **(_BODY_ERRORS if path in _BODIES or path in _FORMS else {})}
     content = {"application/json": {"schema": {"$ref": _REF.format(model=_ERROR)}}}
     return {
         status: {"description": meaning, "content": content} for status, meaning in meanings.items()

@@ -239,6 +239,8 @@ class Transcription:
     ) -> UpstreamRequest:
         serving, task = self._serving, self._task
         name = "" if serving.adapter is None else serving.adapter.name
+        if params.max_tokens is None:
+            params = replace(params, max_tokens=serving.served.model.max_model_len - len(prompt))
         request = UpstreamRequest(
             serving.upstream,
             prompt,
@@ -280,6 +282,6 @@ def speech_of(serving: Serving) -> tuple[SpeechTokens, AudioInput]:
     if served.speech is None:
         raise TokenizerUnavailable(
             f"the model {served.model.name!r} is served without a tokenizer"
-            f" ({served.tokenizer_problem or 'its executors offer none'}), so text cannot be written"
+            f" ({served.tokenizer_problem or 'its executors offer none'}), so no text can be written"
         )
     return served.speech, encoder.audio
