@@ -109,6 +109,10 @@ def openapi_of(app: FastAPI, *, knows_callers: bool) -> Callable[[], dict[str, A
 def _with_bodies(page: dict[str, Any]) -> dict[str, Any]:
     models = [(model, "validation") for model in dict.fromkeys((*_BODIES.values(), *_FORMS.values()))]
     _, definitions = models_json_schema(models, ref_template=_REF)  # type: ignore[arg-type]
+    for form in dict.fromkeys(_FORMS.values()):
+        described = definitions["$defs"][form.__name__]
+        described["properties"]["file"] = _FILE
+        described["required"] = ["file"]
     page["components"] = {"schemas": {**definitions["$defs"], _ERROR: _ERROR_SCHEMA}}
     for path, operations in page["paths"].items():
         for operation in operations.values():
@@ -120,15 +124,10 @@ def _with_bodies(page: dict[str, Any]) -> dict[str, Any]:
                 content = {"application/json": {"schema": schema}}
                 operation["requestBody"] = {"required": True, "content": content}
             if path in _FORMS:
-                operation["requestBody"] = {"required": True, "content": _form(path)}
+                schema = {"$ref": _REF.format(model=_FORMS[path].__name__)}
+                content = {"multipart/form-data": {"schema": schema}}
+                operation["requestBody"] = {"required": True, "content": content}
     return page
-
-
-def _form(path: str) -> dict[str, object]:
-    """Returns the description of a form: its file, and its other fields."""
-    fields = {"$ref": _REF.format(model=_FORMS[path].__name__)}
-    file = {"type": "object", "required": ["file"], "properties": {"file": _FILE}}
-    return {"multipart/form-data": {"schema": {"allOf": [file, fields]}}}
 
 
 def _need_credentials(page: dict[str, Any]) -> None:
