@@ -17,18 +17,20 @@ class ExecutorConfig:
     """Configuration of the executor process. None leaves a value to the executor's choice.
 
     `model`: a checkpoint directory, or a model id of the Hugging Face hub. `draft_model`: likewise;
-    None for no draft model. `device_index`: index among the GPUs that the process sees, modulo
-    their number. `block_size`: tokens. `memory_fraction`: share of the device's memory.
-    `num_host_blocks`: 0 turns swapping off. `host_executors`: number of executors that are started
-    together on this machine and share its memory. `runtime_dir`: directory in which executors of
-    this machine see each other's reservations. `max_adapters`: number of adapters that may be
-    loaded at once and used by one step; 0 turns adapters off. `threads`: CPU threads. Addresses are
-    `host:port`. `scheduler`: in the format of `splitserve_common.scheduler_discovery`.
-    `drain_timeout_s`: time for the scheduler to finish or move the running requests.
+    None for no draft model. `task`: what the model is for, or "auto" for what its files say.
+    `device_index`: index among the GPUs that the process sees, modulo their number. `block_size`:
+    tokens. `memory_fraction`: share of the device's memory. `num_host_blocks`: 0 turns swapping
+    off. `host_executors`: number of executors that are started together on this machine and share
+    its memory. `runtime_dir`: directory in which executors of this machine see each other's
+    reservations. `max_adapters`: number of adapters that may be loaded at once and used by one
+    step; 0 turns adapters off. `threads`: CPU threads. Addresses are `host:port`. `scheduler`: in
+    the format of `splitserve_common.scheduler_discovery`. `drain_timeout_s`: time for the scheduler
+    to finish or move the running requests.
     """
 
     model: str
     served_model_name: str | None
+    task: str
     draft_model: str | None
     dtype: str
     device: str

@@ -27,6 +27,7 @@ from executor_service.device import (
     default_directory,
     is_out_of_memory,
 )
+from executor_service.errors import ModelUnsupported
 from executor_service.grammars import CompiledGrammars, TokenizerUnsupported, Vocabulary
 from executor_service.model import Adapter, AdapterLimits, AdaptingModel, LoadedModel
 from executor_service.quantization import ROUNDINGS
@@ -34,9 +35,11 @@ from executor_service.runner import (
     CacheConfig,
     ModelRunner,
     RecordedModels,
+    UncachedRunner,
     build_runner,
     compile_kernels,
     measure_step,
+    measure_uncached_step,
 )
 from executor_service.speculation import DraftTotals, LoadedProposer, SpeculatingRunner, load_draft
 from executor_service.steps import (
@@ -57,6 +60,8 @@ from splitserve_rpc import MAX_MESSAGE_BYTES
 
 BUNDLED_DIRECTORY = Path(__file__).parent / "bundled_model"
 _MAX_INFLIGHT_STEPS = 8
+# Limit of the contract.
+_LONGEST_BLOCK = 65536
 _MAX_TARGETS = 256
 
 _log = logging.getLogger(__name__)
@@ -98,6 +103,10 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         flash_attention_3=config.flash_attn_3_from,
     )
     loaded = compute.loaded
+    if loaded.vectors is not None:
+        _check_vectors(config, loaded)
+        if loaded.vectors.is_uncached:
+            return _uncached_engine(config, executor_epoch, compute)
     if config.max_adapters > 0:
         limits = AdapterLimits(config.max_adapters, config.max_adapter_rank)
         loaded = replace(loaded, adapter_limits=limits)
@@ -130,15 +139,14 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     if loaded.device.type == "cuda":
         with unrecorded:
             compile_kernels(runner, loaded, config.max_num_seqs, config.max_num_batched_tokens)
-    grammars = _grammars(loaded)
-    info = _describe(config, executor_epoch, loaded, runner)
+    grammars = None if loaded.vectors is not None else _grammars(loaded)
+    cache = runner.cache
+    blocks = _Blocks(
+        cache.block_size, cache.num_device_blocks, cache.num_host_blocks, cache.block_bytes
+    )
+    info = _describe(config, executor_epoch, loaded, blocks)
     trial_step = measure_step(runner, loaded, config.max_num_batched_tokens)
-    features = set(info.features)
-    if grammars is not None:
-        features.add(Feature.GRAMMAR)
-    if loaded.device.type == "cpu" or runner.runs_on_alone:
-        # On a GPU whose model cannot run on alone, the host would wait for each token.
-        features.add(Feature.SEVERAL_TOKENS)
+    features = {*info.features, *_token_features(loaded, runner, grammars)}
     adapters = _adapters(config, loaded, runner)
     if adapters is not None:
         features.add(Feature.ADAPTERS)
@@ -170,6 +178,60 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     )
 
 
+def _token_features(
+    loaded: LoadedModel, runner: ModelRunner, grammars: CompiledGrammars | None
+) -> set[Feature]:
+    """Returns the features of a model that returns tokens; none of one that returns vectors."""
+    if loaded.vectors is not None:
+        return set()
+    features = set() if grammars is None else {Feature.GRAMMAR}
+    if loaded.device.type == "cpu" or runner.runs_on_alone:
+        # On a GPU whose model cannot run on alone, the host would wait for each token.
+        features.add(Feature.SEVERAL_TOKENS)
+    return features
+
+
+def _check_vectors(config: ExecutorConfig, loaded: LoadedModel) -> None:
+    """Raises ModelUnsupported for options that a model that returns vectors does not have."""
+    if config.draft_model is not None:
+        raise ModelUnsupported(
+            f"draft_model {config.draft_model}: {loaded.architecture} returns vectors; allowed:"
+            " none"
+        )
+
+
+def _uncached_engine(config: ExecutorConfig, executor_epoch: int, compute: Compute) -> LoadedEngine:
+    """Returns the engine of a model whose rows are computed whole, without pools.
+
+    Blocks have no meaning: rows have none.
+    """
+    loaded = compute.loaded
+    if config.max_num_batched_tokens < loaded.max_model_len:
+        _log.info(
+            "batched_tokens_raised max_num_batched_tokens=%d max_model_len=%d: a text is one step",
+            config.max_num_batched_tokens,
+            loaded.max_model_len,
+        )
+        config = replace(config, max_num_batched_tokens=loaded.max_model_len)
+    runner = UncachedRunner(loaded)
+    blocks = _Blocks(min(loaded.max_model_len, _LONGEST_BLOCK), config.max_num_seqs, 0, 0)
+    info = replace(
+        _describe(config, executor_epoch, loaded, blocks),
+        trial_step=measure_uncached_step(runner, loaded),
+        compute=compute.description,
+        slow_compute_reason=compute.why_slow or "",
+    )
+    return LoadedEngine(
+        runner=runner,
+        grammars=None,
+        info=info,
+        architecture=loaded.architecture,
+        device=str(loaded.device),
+        compute=compute.description,
+        tokenizer_files=loaded.tokenizer_files,
+    )
+
+
 def _described(compute: Compute, draft: LoadedProposer | None) -> str:
     if draft is None:
         return compute.description
@@ -181,8 +243,10 @@ def _adapters(
 ) -> AdapterStore | None:
     """Returns the store of adapters; None if --max-adapters is 0 or the model takes none."""
     model = runner.model
-    if config.max_adapters == 0 or not (isinstance(model, AdaptingModel) and model.takes_adapters):
+    takes_adapters = isinstance(model, AdaptingModel) and model.takes_adapters
+    if config.max_adapters == 0 or loaded.vectors is not None or not takes_adapters:
         return None
+    assert isinstance(model, AdaptingModel), "the model takes adapters"
 
     def read(name: str, files: Mapping[str, bytes]) -> Adapter:
         adapter = read_adapter(name, files, loaded, config.max_adapter_rank)
@@ -241,6 +305,7 @@ def _model_config(config: ExecutorConfig, device: str) -> ModelConfig:
         name=config.served_model_name or (BUNDLED_MODEL if is_bundled else None),
         keeps_packed=config.quantization == "none" and config.attention_backend != TORCH,
         rounding=config.quantization if config.quantization in ROUNDINGS else None,
+        task=config.task,
     )
 
 
@@ -277,11 +342,22 @@ def _encoder(loaded: LoadedModel) -> EncoderInfo | None:
     return EncoderInfo(loaded.max_encoder_tokens or 0, loaded.decoder_token_ids, loaded.audio)
 
 
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Size of a block in tokens, numbers of blocks, and bytes of one."""
+
+    block_size: int
+    num_device_blocks: int
+    num_host_blocks: int
+    block_bytes: int
+
+
 def _describe(
-    config: ExecutorConfig, executor_epoch: int, loaded: LoadedModel, runner: ModelRunner
+    config: ExecutorConfig, executor_epoch: int, loaded: LoadedModel, blocks: _Blocks
 ) -> ExecutorInfo:
-    cache = runner.cache
-    of_encoder = {Feature.CROSS_ATTENTION} if loaded.has_encoder else set()
+    features = set(SAMPLING_FEATURES if loaded.vectors is None else {Feature.POOLING})
+    if loaded.has_encoder:
+        features.add(Feature.CROSS_ATTENTION)
     return ExecutorInfo(
         executor_epoch=executor_epoch,
         model=ModelInfo(
@@ -296,12 +372,13 @@ def _describe(
             default_sampling=loaded.default_sampling,
             quantization=loaded.quantization or "",
             encoder=_encoder(loaded),
+            vectors=loaded.vectors,
         ),
-        block_size=cache.block_size,
-        num_device_blocks=cache.num_device_blocks,
-        num_host_blocks=cache.num_host_blocks,
-        block_bytes=cache.block_bytes,
-        features=SAMPLING_FEATURES | of_encoder,
+        block_size=blocks.block_size,
+        num_device_blocks=blocks.num_device_blocks,
+        num_host_blocks=blocks.num_host_blocks,
+        block_bytes=blocks.block_bytes,
+        features=frozenset(features),
         limits=ExecutorLimits(
             max_num_rows=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,

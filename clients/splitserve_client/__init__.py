@@ -76,6 +76,7 @@ from splitserve_client.session_request import SessionRequest, UnreadBudget, Wake
 from splitserve_client.sync_client import Client
 from splitserve_client.text_calls import stream_text
 from splitserve_client.text_map import MapResult, ProgressLine
+from splitserve_client.text_vectors import VectorOptions
 from splitserve_rpc import TlsFiles
 from splitserve_text import (
     BeamSearch,
@@ -213,6 +214,7 @@ __all__ = [
     "TraceContext",
     "UnreadBudget",
     "Usage",
+    "VectorOptions",
     "WaitingRequest",
     "Wakeups",
     "allowed",

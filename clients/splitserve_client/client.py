@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self, Unpack
@@ -43,6 +43,14 @@ from splitserve_client.text_calls import (
     chat_prompt,
 )
 from splitserve_client.text_map import MapConfig, MapResult, map_prompts
+from splitserve_client.text_vectors import (
+    Input,
+    VectorOptions,
+    encode_pairs,
+    encode_texts,
+    only_score,
+    pool_all,
+)
 from splitserve_text import (
     NO_TRACE,
     AnyPrompt,
@@ -237,6 +245,53 @@ class AsyncClient:
         async with aclosing(results):
             async for result in results:
                 yield result
+
+    async def embed(
+        self,
+        texts: Sequence[str],
+        pooling: PoolingParams | None = None,
+        *,
+        prompt_name: str | None = None,
+        **options: Unpack[VectorOptions],
+    ) -> list[Pooled]:
+        """Returns the vectors of texts, in order, over one session; see `pool` for `pooling`.
+
+        `prompt_name`: prompt of the model that is put in front of each text; None: the model's
+        default. Raises the first error of a text, InvalidRequest, and ValueError.
+        """
+        asked, most = pooling or PoolingParams(), options.get("max_tokens")
+        num_chars = sum(map(len, texts))
+        return await self._pool_all(
+            lambda tokenizer: encode_texts(tokenizer, texts, asked, prompt_name, most),
+            num_chars,
+            options,
+        )
+
+    async def score(
+        self, pairs: Sequence[tuple[str, str]], **options: Unpack[VectorOptions]
+    ) -> list[float]:
+        """Returns how well the texts of each pair match, in order, by a classifier with one label.
+
+        Raises the errors of `embed`, and InvalidRequest for a model with several labels.
+        """
+        most = options.get("max_tokens")
+        num_chars = sum(len(first) + len(second) for first, second in pairs)
+        found = await self._pool_all(
+            lambda tokenizer: encode_pairs(tokenizer, pairs, most), num_chars, options
+        )
+        return list(map(only_score, found))
+
+    async def _pool_all(
+        self, encode: Callable[[Tokenizer], list[Input]], num_chars: int, options: VectorOptions
+    ) -> list[Pooled]:
+        async def work(known: ModelTokenizer) -> list[Pooled]:
+            tokenizer = known.tokenizer
+            assert tokenizer is not None, "read from the model"
+            inputs = await tokenizer.in_thread(lambda: encode(tokenizer), num_chars)
+            digest = known.model_digest
+            return await pool_all(self.session(), inputs, digest, self._config, options)
+
+        return await self._texts.with_tokenizer(work)
 
     # -- sessions, model, administration -----------------------------------------------------------
 

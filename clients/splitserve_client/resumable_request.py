@@ -81,14 +81,15 @@ class Submission:
 class ResumableRequest:
     """A request and its output so far, by sequence.
 
-    Draws the seed and the request id if they are not given: a resumption needs the same seed, and
-    an abort needs the id. If the best sequences are chosen at the end, all output is held until it
-    is complete: a stream that breaks meanwhile starts over, and no output is returned twice.
+    Draws the seed and the request id if they are not given: a resumption needs the same seed
+    (except for vectors), and an abort needs the id. If the best sequences are chosen at the end,
+    all output is held until it is complete: a stream that breaks meanwhile starts over, and no
+    output is returned twice.
     """
 
     def __init__(self, submission: Submission, clock: Callable[[], float]) -> None:
         params = submission.params or SamplingParams()
-        if params.seed is None:
+        if params.seed is None and params.pooling is None:
             params = replace(params, seed=secrets.randbits(63))
         self.request_id = submission.request_id or secrets.token_hex(16)
         self._scheduling = submission.scheduling or SchedulingParams()

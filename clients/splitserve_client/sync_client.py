@@ -21,6 +21,7 @@ from splitserve_client.scheduler_info import (
 )
 from splitserve_client.text_calls import ChatOptions, TextOptions
 from splitserve_client.text_map import MapResult
+from splitserve_client.text_vectors import VectorOptions
 from splitserve_text import (
     AnyPrompt,
     End,
@@ -152,6 +153,23 @@ class Client:
                 **options,
             )
         )
+
+    def embed(
+        self,
+        texts: Sequence[str],
+        pooling: PoolingParams | None = None,
+        *,
+        prompt_name: str | None = None,
+        **options: Unpack[VectorOptions],
+    ) -> list[Pooled]:
+        """Returns the vectors of texts, in order; see `AsyncClient.embed`."""
+        return self._wait(self._client.embed(texts, pooling, prompt_name=prompt_name, **options))
+
+    def score(
+        self, pairs: Sequence[tuple[str, str]], **options: Unpack[VectorOptions]
+    ) -> list[float]:
+        """Returns how well the texts of each pair match, in order; see `AsyncClient.score`."""
+        return self._wait(self._client.score(pairs, **options))
 
     def abort(self, request_id: str) -> None:
         """Aborts an unfinished request of any caller. Raises RequestUnknown."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 from splitserve_client.errors import ModelChanged
 from splitserve_text import (
@@ -24,6 +24,8 @@ from splitserve_text import (
     TokenizerUnavailable,
     Tokens,
 )
+
+T = TypeVar("T")
 
 
 class TextOptions(TypedDict, total=False):
@@ -189,6 +191,19 @@ class TextCalls:
                 if not can_retry:
                     raise
                 can_retry = False
+
+    async def with_tokenizer(self, work: Callable[[ModelTokenizer], Awaitable[T]]) -> T:
+        """Returns the result of `work`, which is done again, once, if the served model changed.
+
+        Raises the errors of `tokenizer` and of `work`.
+        """
+        known = await self.tokenizer()
+        try:
+            return await work(known)
+        except ModelChanged:
+            if self._known is known:
+                self._known = None
+        return await work(await self.tokenizer())
 
     async def _tokenizer_for(self, prompt: Prompt, options: TextOptions) -> ModelTokenizer:
         """Returns the model's tokenizer.

@@ -95,7 +95,7 @@ class ProgressLine:
 
 
 # Temporary refusals of a server: the prompt waits instead of failing.
-_PASSING = (QueueFull, QuotaExceeded, ModelNotReady, Draining)
+PASSING = (QueueFull, QuotaExceeded, ModelNotReady, Draining)
 # With ordered results, this many per running request may wait for a slow earlier one.
 _NUM_WAITING_EACH = 4
 
@@ -242,7 +242,7 @@ class _Mapping:
                 while True:
                     try:
                         return MapResult(index, await self._generate(prompt))
-                    except _PASSING as error:
+                    except PASSING as error:
                         await backoff.pause(error)
         except TimeoutError:
             return MapResult(index, error=DeadlineExceeded("the deadline of the item has passed"))

@@ -30,8 +30,10 @@ from splitserve_gateway.endpoints import (
     docs_page,
     models,
     openapi_of,
+    ranking,
     responses,
     transcriptions,
+    vectors,
 )
 from splitserve_gateway.grammars import GrammarChecker
 from splitserve_gateway.http import ApiError, BodyBudget, Exchanges, Guard, invalid, quoted
@@ -49,6 +51,8 @@ _ROUTERS = (
     transcriptions.router,
     models.router,
     adapters.router,
+    vectors.router,
+    ranking.router,
 )
 
 # Budget of body bytes, in bodies of the largest size that are read or encoded at a time.

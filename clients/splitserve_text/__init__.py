@@ -78,6 +78,7 @@ from splitserve_text.values import (
     TranscriptionRules,
     Usage,
 )
+from splitserve_text.vector_texts import EncodedPair, VectorTexts
 
 __all__ = [
     "FORMATS",
@@ -97,6 +98,7 @@ __all__ = [
     "Delta",
     "Detokenizer",
     "EarlyStopping",
+    "EncodedPair",
     "End",
     "Finish",
     "FinishReason",
@@ -148,6 +150,7 @@ __all__ = [
     "TraceContext",
     "TranscriptionRules",
     "Usage",
+    "VectorTexts",
     "as_prompt",
     "make_detokenizer",
 ]

@@ -16,6 +16,7 @@ from splitserve_text.chat_template import ChatTemplates, Message, TemplateOption
 from splitserve_text.detokenizer import Detokenizer, make_detokenizer
 from splitserve_text.errors import ChatTemplateFailed, InvalidRequest, TokenizerUnavailable
 from splitserve_text.token_texts import TokenTexts
+from splitserve_text.vector_texts import VectorTexts, with_lower_case
 
 T = TypeVar("T")
 
@@ -35,8 +36,13 @@ class Tokenizer:
     """
 
     def __init__(
-        self, tokenizer: tokenizers.Tokenizer, chat_templates: ChatTemplates | None = None
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        chat_templates: ChatTemplates | None = None,
+        vector_texts: VectorTexts | None = None,
     ) -> None:
+        """Wraps `tokenizer`. `vector_texts`: None for inputs of vectors without prompts."""
+        self.vector_texts = vector_texts or VectorTexts(tokenizer)
         self._tokenizer = tokenizer
         self._chat_templates = chat_templates
         self._texts: dict[bool, TokenTexts] = {}
@@ -60,7 +66,14 @@ class Tokenizer:
         config = _read_json(files, "tokenizer_config.json")
         special_tokens = _special_tokens(_read_json(files, "special_tokens_map.json"))
         special_tokens |= _special_tokens(config)
-        return cls(tokenizer, ChatTemplates.from_files(files, config, special_tokens))
+        if _read_json(files, "sentence_bert_config.json").get("do_lower_case") is True:
+            with_lower_case(tokenizer)
+        sentence_config = _read_json(files, "config_sentence_transformers.json")
+        return cls(
+            tokenizer,
+            ChatTemplates.from_files(files, config, special_tokens),
+            VectorTexts.from_config(tokenizer, config, sentence_config),
+        )
 
     # -- vocabulary --------------------------------------------------------------------------------
 

@@ -39,6 +39,16 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
         metavar="PATH_OR_HUB_ID",
     ),
     Option(
+        "task",
+        OptionKind.CHOICE,
+        "what the model is for: generate tokens, or return vectors that embed or classify texts",
+        _MODEL,
+        _SERVE_EXECUTOR,
+        "auto",
+        default_text="auto: what its files say",
+        choices=("auto", "generate", "embed", "classify"),
+    ),
+    Option(
         "dtype",
         OptionKind.CHOICE,
         "data type of weights, activations and KV cache",

@@ -39,7 +39,6 @@ _OTHER_FORMATS = {
 }
 _OTHER_KINDS = {
     "model_index.json": "a diffusers pipeline",
-    "config_sentence_transformers.json": "a sentence-transformers model, which makes embeddings",
 }
 _ADAPTER = "adapter_config.json"
 _FILE = "a file, not a directory"

@@ -126,6 +126,17 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
         choices=("off", "prompt-lookup"),
     ),
     Option(
+        "max-num-encoder-tokens",
+        OptionKind.INTEGER,
+        "maximum number of encoder tokens that one step encodes, beside its other tokens; a longer"
+        " input has a step's encoder to itself",
+        _POLICY,
+        _SERVE_SCHEDULER,
+        2048,
+        minimum=1,
+        maximum=2**20,
+    ),
+    Option(
         "max-draft-tokens",
         OptionKind.INTEGER,
         "maximum number of draft tokens of a sequence in one step; fewer are drafted while "

@@ -152,6 +152,9 @@ def _choose(
     flash_attention_3: str,
 ) -> Compute:
     loaded = load()
+    if loaded.vector_parts is not None and loaded.vector_parts.uncached is not None:
+        parts = loaded.vector_parts
+        return Compute(loaded, torch_model, parts.description, loaded.max_model_len)
     in_torch = Compute(loaded, torch_model, "torch", block_size or DEFAULT_BLOCK_SIZE)
     if name == TORCH:
         return _dequantized(replace(in_torch, why_slow="--attention-backend is torch"))
@@ -373,7 +376,9 @@ def compute_on_gpu(
         chosen.block_size,
         draw,
         choose_gpu_copy(loaded.device),
-        is_recordable=loaded.device.type == "cuda" and not loaded.has_encoder,
+        is_recordable=loaded.device.type == "cuda"
+        and not loaded.has_encoder
+        and loaded.vectors is None,
         adjust=choose_gpu_adjust(loaded.vocab_size, loaded.device),
         static_draw=static_draw_of(draw),
     )

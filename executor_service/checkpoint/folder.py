@@ -37,13 +37,16 @@ _TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    # Of sentence-transformers: prompts, and whether texts are turned to lower case.
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
 )
 # Further chat templates, with their names as file names.
 _TEMPLATES = "additional_chat_templates/*.jinja"
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
 # Ends the name of a file of a set: `model-00001-of-00003`.
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
-_HUB_PATTERNS = (*_SMALL_FILES, "*.safetensors")
+_HUB_PATTERNS = (*_SMALL_FILES, "*.safetensors", "*_Dense/pytorch_model.bin")
 
 # Files up to this size are hashed whole; of larger ones, evenly spread samples.
 _WHOLE_FILE_BYTES = 16 * 2**20

@@ -33,7 +33,7 @@ _KIND_OF_ENDING = {
     "ForTokenClassification": "token classifier, which labels tokens",
     "ForQuestionAnswering": "extractive question answering model",
     "RewardModel": "reward model, which scores texts",
-    "Model": "model without a language model head, as embedding models",
+    "Model": "model without a language model head, as embedding models (--task embed)",
 }
 # Types that are encoders unless is_decoder is set, beside masked language models.
 _ENCODER_TYPES = frozenset({"bert-generation"})
@@ -92,7 +92,7 @@ def _other_kind(
 
     Returns two empty texts for a causal language model.
     """
-    media = _media(config)
+    media = media_parts(config)
     if media and not is_causal(config, architectures):
         instead = _instead_of_multimodal(config, architectures)
         return (f"multimodal model (with {', '.join(media)})", instead) if instead else ("", "")
@@ -103,7 +103,7 @@ def _other_kind(
         return "encoder-decoder model", would_be
     if _is_half_of_encoder_decoder(config):
         return "decoder half of an encoder-decoder model with its own position numbering", would_be
-    if _is_bidirectional(config):
+    if is_bidirectional(config):
         return "bidirectional encoder, whose tokens attend to later ones", would_be
     if not classes:
         return _kind_of(architectures) or "model type without a causal language model", would_be
@@ -131,7 +131,7 @@ def encoder_decoder_class(config: Any, architectures: Sequence[str]) -> type | N
         mapping = MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
     if not getattr(config, "is_encoder_decoder", False) or type(config) not in mapping:
         return None
-    if _media(config):
+    if media_parts(config):
         return None
     found: type = mapping[type(config)]
     return found if not architectures or found.__name__ in architectures else None
@@ -164,10 +164,10 @@ def _plain(name: str) -> str:
 def _is_half_of_encoder_decoder(config: Any) -> bool:  # noqa: ANN401
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
 
-    return type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING and not _media(config)
+    return type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING and not media_parts(config)
 
 
-def _is_bidirectional(config: Any) -> bool:  # noqa: ANN401
+def is_bidirectional(config: Any) -> bool:  # noqa: ANN401
     """Returns whether tokens attend to later ones, as far as the configuration says."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
@@ -183,7 +183,7 @@ def _is_bidirectional(config: Any) -> bool:  # noqa: ANN401
     )
 
 
-def _media(config: Any) -> list[str]:  # noqa: ANN401
+def media_parts(config: Any) -> list[str]:  # noqa: ANN401
     """Returns the parts for images and sounds that a model has beside its text part."""
     parts = getattr(type(config), "sub_configs", {})
     return [

@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
-import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from executor_service.checkpoint.generation_config import (
     read_eos_token_ids,
     read_generation_config,
 )
-from executor_service.checkpoint.kv_scales import is_kv_scale, read_kv_scales
+from executor_service.checkpoint.kv_scales import read_kv_scales
 from executor_service.checkpoint.model_kind import (
     causal_classes,
     check_kind,
@@ -48,6 +47,17 @@ from executor_service.checkpoint.quantised_layers import (
     warn_dequantised,
 )
 from executor_service.checkpoint.tokenizer_files import read_tokenizer, with_tokenizer_eos
+from executor_service.checkpoint.vector_model import (
+    VectorPlan,
+    describe_vectors,
+    limited_length,
+    make_decoder,
+    make_head,
+    make_uncached,
+    plan_vectors,
+    width_of,
+)
+from executor_service.checkpoint.weight_names import check_weight_names
 from executor_service.device import (
     available_host_bytes,
     format_bytes,
@@ -65,14 +75,17 @@ from executor_service.errors import (
 from executor_service.model import (
     EncoderDecoder,
     LoadedModel,
+    VectorParts,
     check_config,
     check_model_class,
     choose_max_model_len,
     fix_rope,
+    num_positions_before,
     show_progress,
     weights_bytes,
 )
 from executor_service.quantization import ROUNDINGS, LazyTensor
+from executor_service.steps import ModelVectors
 from executor_service.trials import try_model
 from splitserve_kernels.packed_weight import StoredWeight
 from splitserve_kernels.paged_batch import KVScales
@@ -93,7 +106,8 @@ class ModelConfig:
     of torch. `dtype`: "float32", "bfloat16", "float16", or "auto" for that of the checkpoint,
     except that a CPU computes float16 in a faster dtype. `kv_cache_dtype`: "fp8", on GPUs only, or
     "auto" for that of the model. `max_model_len`: in tokens; None for all positions of the model.
-    `name`: shown to clients; None for that of the directory. `keeps_packed`: quantised weights of
+    `name`: shown to clients; None for that of the directory. `task`: what the model is for, one of
+    TASKS; "auto" for what its files say. `keeps_packed`: quantised weights of
     linear layers stay in their files until they are packed (`QuantizedLinear`). `rounding`: of the
     linear layers of a plain checkpoint, a name of `ROUNDINGS`.
     """
@@ -106,6 +120,7 @@ class ModelConfig:
     name: str | None = None
     keeps_packed: bool = False
     rounding: str | None = None
+    task: str = "auto"
 
 
 def load_model(model_config: ModelConfig) -> LoadedModel:
@@ -120,13 +135,23 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         check_rounding(model_config.rounding, checkpoint)
     _silence_transformers()
     config = _read_config(checkpoint)
-    check_kind(config, checkpoint.architectures)
+    plan = plan_vectors(checkpoint, config, model_config.task)
+    if plan is not None and plan.is_uncached:
+        return _load_uncached(checkpoint, config, model_config, plan)
+    if plan is None or plan.model_class is None:
+        check_kind(config, checkpoint.architectures)
     text_config = config.get_text_config(decoder=True)
-    max_model_len = choose_max_model_len(text_config, model_config.max_model_len)
+    max_model_len = _max_model_len(text_config, model_config, plan)
     check_config(config, text_config)
     rope = fix_rope(text_config, max_model_len)
     tokenizer = read_tokenizer(checkpoint, config)
-    whole = model = read_model(checkpoint, config, model_config)
+    whole = model = read_model(checkpoint, config, model_config, plan)
+    vectors: ModelVectors | None = None
+    parts: VectorParts | None = None
+    if plan is not None:
+        head = make_head(plan, checkpoint, whole)
+        vectors, parts = describe_vectors(plan, whole, head), VectorParts(head, width_of(whole))
+        model = make_decoder(whole)
     if encoder_decoder_class(config, checkpoint.architectures) is not None:
         with torch.inference_mode():
             audio = read_audio_info(config, checkpoint.directory) if takes_audio(config) else None
@@ -141,7 +166,7 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         kv_scales = read_kv_scales(checkpoint.weight_files, model, profile.modules)
     vocab_size = _vocab_size(model, text_config)
     generation_config = GenerationConfig()
-    if checkpoint.gguf is None:
+    if checkpoint.gguf is None and vectors is None:
         generation_config = read_generation_config(checkpoint.directory, vocab_size)
     eos_token_ids = generation_config.eos_token_ids
     if eos_token_ids is None:
@@ -172,9 +197,75 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         decoder_token_ids=_decoder_token_ids(config, generation_config, vocab_size)
         if isinstance(model, EncoderDecoder)
         else (),
-        # Adapters of encoders are not applied.
-        adapter_targets={} if isinstance(model, EncoderDecoder) else targets,
+        # Adapters of encoders, and of models that return vectors, are not applied.
+        adapter_targets={} if isinstance(model, EncoderDecoder) or vectors else targets,
         base_tensor=base_tensors(checkpoint, whole),
+        vectors=vectors,
+        vector_parts=parts,
+    )
+
+
+def _max_model_len(
+    text_config: Any,  # noqa: ANN401
+    model_config: ModelConfig,
+    plan: VectorPlan | None,
+    num_unused: int = 0,
+) -> int:
+    """Returns the most tokens of a sequence, of which vectors may need fewer.
+
+    `num_unused`: positions before that of the first token.
+    """
+    requested = model_config.max_model_len
+    if requested is not None:
+        return choose_max_model_len(text_config, requested + num_unused) - num_unused
+    limit = choose_max_model_len(text_config, None) - num_unused
+    return limit if plan is None else limited_length(plan, limit)
+
+
+def _load_uncached(
+    checkpoint: Checkpoint,
+    config: Any,  # noqa: ANN401
+    model_config: ModelConfig,
+    plan: VectorPlan,
+) -> LoadedModel:
+    """Loads a model that returns vectors of whole texts."""
+    if model_config.rounding is not None:
+        raise ModelUnsupported(
+            f"{config.model_type}: quantization {model_config.rounding}: not for encoders; allowed:"
+            " none"
+        )
+    text_config = config.get_text_config(decoder=True)
+    rope = fix_rope(text_config, _max_model_len(text_config, model_config, plan))
+    tokenizer = read_tokenizer(checkpoint, config)
+    whole = read_model(checkpoint, config, replace(model_config, keeps_packed=False), plan)
+    num_unused = num_positions_before(whole.base_model)
+    max_model_len = _max_model_len(text_config, model_config, plan, num_unused)
+    head = make_head(plan, checkpoint, whole)
+    vectors = describe_vectors(plan, whole, head)
+    uncached, description = make_uncached(plan, whole, head, max_model_len)
+    release_file_pages()
+    release_freed_memory()
+    return LoadedModel(
+        model=whole,
+        name=model_config.name or checkpoint.name,
+        architecture=type(whole).__name__,
+        digest=_digest(checkpoint, rope),
+        dtype=whole.dtype,
+        kv_dtype=whole.dtype,
+        device=torch.device(whole.device),
+        attention_modules=(),
+        layers=(),
+        vocab_size=_vocab_size(whole.base_model, text_config),
+        max_model_len=max_model_len,
+        layer_options=(),
+        sliding_window=None,
+        eos_token_ids=(),
+        keeps_logits=False,
+        weights_bytes=weights_bytes(whole),
+        tokenizer_files=tokenizer.files,
+        quantization=checkpoint.quantization,
+        vectors=vectors,
+        vector_parts=VectorParts(head, vectors.embedding_size, uncached, description),
     )
 
 
@@ -220,14 +311,21 @@ def _read_config(checkpoint: Checkpoint) -> Any:  # noqa: ANN401
     return config
 
 
-def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -> Any:  # noqa: ANN401
+def read_model(
+    checkpoint: Checkpoint,
+    config: Any,  # noqa: ANN401
+    model_config: ModelConfig,
+    plan: VectorPlan | None = None,
+) -> Any:  # noqa: ANN401
     """Returns the model of `transformers` with its weights, on its device.
+
+    `plan`: of its vectors; None for a model that returns tokens.
 
     On a CPU, weights whose dtype stays are views of the mapped files: they are read at their first
     use, and take no memory of their own. Raises the errors of `load_model`.
     """
     started_s = time.perf_counter()
-    auto_class, is_wrapper = _auto_class(config, checkpoint.architectures)
+    auto_class, is_wrapper, is_headless = _class_of(config, checkpoint.architectures, plan)
     is_auto = model_config.dtype == "auto"
     try:
         dtype = "auto" if is_auto else _DTYPES[model_config.dtype]
@@ -242,7 +340,7 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
             dtype = _instead_of_float16(model)
             del model
             model, info = _from_pretrained(auto_class, checkpoint, config, dtype)
-        check_weight_names(checkpoint.path, model, info)
+        check_weight_names(checkpoint.path, model, info, is_headless=is_headless)
         set_quantised(model, stored or {})
         if model_config.rounding is not None:
             rounding = ROUNDINGS[model_config.rounding]
@@ -264,6 +362,17 @@ def read_model(checkpoint: Checkpoint, config: Any, model_config: ModelConfig) -
     size = format_bytes(weights_bytes(model))
     _log.info("weights_loaded size=%r num_files=%d seconds=%.2f", size, num_files, seconds)
     return model
+
+
+def _class_of(
+    config: Any,  # noqa: ANN401
+    architectures: Sequence[str],
+    plan: VectorPlan | None,
+) -> tuple[Any, bool, bool]:
+    """Returns the class that loads the model, and whether it is a wrapper, or without a head."""
+    if plan is not None and plan.model_class is not None:
+        return plan.model_class, False, not plan.is_classifier
+    return (*_auto_class(config, architectures), False)
 
 
 def _from_pretrained(
@@ -470,68 +579,3 @@ def _eos_token_ids(config: Any, text_config: Any, vocab_size: int) -> tuple[int,
         if token_ids is not None:
             return token_ids
     return ()
-
-
-# -- Check that weights and configuration describe the same model ----------------------------------
-#
-# The rule: every tensor of the model is in the checkpoint, in its shape, or tied to one that is;
-# and every tensor of the checkpoint has its place in the model. Only tensors that cannot change a
-# logit may be left out: those that transformers itself lists for the class, tables and masks that
-# the model makes itself, layers that predict tokens further ahead, and scales of keys and values
-# (see `read_kv_scales`).
-
-# Tables and masks of earlier versions of models.
-_TABLES = re.compile(
-    r"(^|\.)(inv_freq|original_inv_freq|cos_cached|sin_cached|position_ids|masked_bias)$"
-)
-_FURTHER_AHEAD = re.compile(r"(^|\.)mtp(_\w+)?\.")
-_LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
-
-
-def check_weight_names(path: Path, model: Any, info: Mapping[str, Any]) -> None:  # noqa: ANN401
-    """Raises ModelUnreadable for a checkpoint that breaks the rule, with a name and the count.
-
-    `path`: of the checkpoint. `model`: of `transformers`. `info`: its loading info.
-    """
-    model_class = type(model).__name__
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ModelUnreadable(
-            f"{path}: the weights lack {missing[0]} and {len(missing) - 1} more tensors of"
-            f" {model_class}: not served; supported: weights with all tensors"
-        )
-    mismatched = sorted(info["mismatched_keys"])
-    if mismatched:
-        name, found, expected = mismatched[0]
-        raise ModelUnreadable(
-            f"{path}: {name} has shape {list(found)} where the configuration implies"
-            f" {list(expected)}, and {len(mismatched) - 1} more tensors do not match: not"
-            " served; supported: weights with the config.json that they were saved with"
-        )
-    unused = sorted(name for name in info["unexpected_keys"] if not _is_harmless(name, model))
-    if unused:
-        raise ModelUnreadable(
-            f"{path}: {model_class} does not use {unused[0]} and {len(unused) - 1} more"
-            " tensors of the weights, which may be of another model: not served; supported:"
-            " weights with the config.json that they were saved with"
-        )
-
-
-def _is_harmless(name: str, model: Any) -> bool:  # noqa: ANN401
-    if _TABLES.search(name) or _FURTHER_AHEAD.search(name) or is_kv_scale(name):
-        return True
-    # Checkpoints may omit the first part of names.
-    if any(f".{buffer}".endswith(f".{name}") for buffer, _ in model.named_buffers()):
-        return True
-    layer = _LAYER.search(name)
-    text_config = model.config.get_text_config(decoder=True)
-    return layer is not None and int(layer[2]) in _layers_further_ahead(text_config)
-
-
-def _layers_further_ahead(config: Any) -> Iterable[int]:  # noqa: ANN401
-    """Returns the extra last layers that, by the configuration, predict further ahead."""
-    num_layers = getattr(config, "num_hidden_layers", None)
-    num_ahead = getattr(config, "num_nextn_predict_layers", None)
-    if not isinstance(num_layers, int) or not isinstance(num_ahead, int):
-        return ()
-    return range(num_layers, num_layers + num_ahead)

@@ -223,7 +223,7 @@ class NativeModel:
             revealed,
             self._step_adapters(adapted),
         )
-        return logits[:, : self._loaded.vocab_size]
+        return logits[:, : self._loaded.num_outputs]
 
     def prepare_adapter(self, adapter: Adapter) -> NativeAdapter:
         """Returns the packed form of `adapter`, which is kept as long as `adapter`.

@@ -121,7 +121,7 @@ class GpuDecoder:
         """
         model: Any = loaded.model
         self._backend = backend
-        self._vocab_size = loaded.vocab_size
+        self._num_outputs = loaded.num_outputs
         self._cosines, self._sines = rotation(loaded, 0, loaded.max_model_len)  # [L, R / 2]
         self._shape = decoder_shape(loaded, 2 * self._cosines.shape[1])
         self._embedding = model.model.embed_tokens.weight.detach()
@@ -241,7 +241,7 @@ class GpuDecoder:
             updates.replace_head(last, logits, self._head.bias)
             head = len(self._layers) * len(_FUSED)
             updates.add(head, last, logits, self._head.bias, of_lines=True)
-        return logits[:, : self._vocab_size].float()
+        return logits[:, : self._num_outputs].float()
 
     def _rotation_at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         # Only unused positions exceed the tables; clamping avoids an access outside of them.

@@ -197,6 +197,7 @@ class EncoderDecoder(nn.Module):
 class _Caught:
     """Takes the keys and values that a module attends to."""
 
+    sees_later = False
     key: Tensor
     value: Tensor
 

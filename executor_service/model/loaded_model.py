@@ -17,6 +17,7 @@ from executor_service.device import LayerShape
 from executor_service.errors import ModelUnsupported
 from executor_service.model.adapter import AdapterLimits, BaseTensor, Target, no_base_tensor
 from executor_service.model.encoder_decoder import EncoderDecoder
+from executor_service.model.pooling import VectorParts
 from executor_service.model.rope_scaling import scaled_positions
 from executor_service.steps import AudioInfo, DefaultSampling, ModelVectors, TokenizerFile
 from splitserve_kernels.paged_batch import AttentionOptions, KVScales
@@ -52,7 +53,8 @@ class LoadedModel:
     adapter may change, by name. `adapter_limits`: of loaded adapters; None if none are served, or
     without limits. `decoder_token_ids`: with which the decoder of an encoder-decoder model begins;
     empty for other models. `base_tensor`: reads the checkpoint. `vectors`: what the model returns
-    in place of tokens; None for a model that returns tokens.
+    in place of tokens; None for a model that returns tokens. `vector_parts`: present with
+    `vectors`.
     """
 
     model: nn.Module
@@ -81,6 +83,12 @@ class LoadedModel:
     decoder_token_ids: tuple[int, ...] = ()
     base_tensor: BaseTensor = no_base_tensor
     vectors: ModelVectors | None = None
+    vector_parts: VectorParts | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers that the model computes for a token: its logits, or what vectors are made of."""
+        return self.vocab_size if self.vector_parts is None else self.vector_parts.output_size
 
     @property
     def has_encoder(self) -> bool:
@@ -167,6 +175,8 @@ _LAYER_TYPE_REASONS = {
     "conv": "convolution layers keep a state of their own",
     "hybrid": "hybrid layers keep a recurrent state",
 }
+# A function, or a method of a class, in the modules of such models.
+_NUMBERING = "create_position_ids_from_input_ids"
 _SERVED_INSTEAD = (
     "not served; supported: a model whose layers all use full or sliding-window attention through"
     " transformers' attention interface"
@@ -212,7 +222,7 @@ def check_model_class(model_class: type, *, counts_positions: bool = True) -> No
     # the model, only later.
     if getattr(model_class, "_is_stateful", False):
         raise ModelUnsupported(f"{name}: keeps a recurrent state: {_SERVED_INSTEAD}")
-    if counts_positions and _numbers_from_padding(model_class):
+    if counts_positions and numbers_from_padding(model_class):
         reason = "positions start after pad_token_id, not at 0"
         raise ModelUnsupported(f"{name}: {reason}: {_SERVED_INSTEAD}")
     uses_interface = getattr(model_class, "_can_set_attn_implementation", None)
@@ -221,10 +231,11 @@ def check_model_class(model_class: type, *, counts_positions: bool = True) -> No
         raise ModelUnsupported(f"{name}: {reason}: {_SERVED_INSTEAD}")
 
 
-def _numbers_from_padding(model_class: type) -> bool:
+def numbers_from_padding(model_class: type) -> bool:
     """Returns whether the class numbers tokens as RoBERTa does, ignoring given positions."""
-    classes = vars(sys.modules[model_class.__module__]).values()
-    return any("create_position_ids_from_input_ids" in getattr(c, "__dict__", {}) for c in classes)
+    module = sys.modules[model_class.__module__]
+    owners = (module, *vars(module).values())
+    return any(_NUMBERING in getattr(owner, "__dict__", {}) for owner in owners)
 
 
 def expected_windows(text_config: Any, num_layers: int) -> list[int | None]:  # noqa: ANN401

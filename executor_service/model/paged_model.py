@@ -32,7 +32,8 @@ class PagedModel(Protocol):
     def logits(self, batch: InputBatch) -> Tensor:
         """Returns float32 logits [S + P, V] of the tokens at `batch.logits_index`.
 
-        The next call may overwrite them.
+        Of a model that returns vectors, V is `LoadedModel.num_outputs`. The next call may
+        overwrite them.
         """
         ...
 
@@ -195,7 +196,7 @@ class TransformersModel:
         if not self._loaded.keeps_logits:
             logits = logits[batch.logits_index]
         # Some output heads are padded beyond the last token of the embedding.
-        return logits[:, : self._loaded.vocab_size].float()
+        return logits[:, : self._loaded.num_outputs].float()
 
     def encode(self, encoder_input: Tensor, blocks: Tensor) -> None:
         model, device = self._loaded.model, self._cache.device

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,7 @@ _IGNORED_ARGUMENTS = frozenset(
     {
         "cu_seq_lens_k",
         "cu_seq_lens_q",
+        "deterministic",
         "dropout",
         "is_causal",
         "layer_head_mask",
@@ -71,6 +72,11 @@ _IGNORED_ARGUMENTS = frozenset(
 
 class AttentionContext(Protocol):
     """Stores keys and values and computes attention for a module."""
+
+    @property
+    def sees_later(self) -> bool:
+        """Whether modules may be served whose tokens attend to later ones."""
+        ...
 
     def attend(
         self,
@@ -100,6 +106,8 @@ class AttentionContext(Protocol):
 
 class StepContext:
     """Attends through the KV pools, for the batch of the current forward pass."""
+
+    sees_later = False
 
     def __init__(
         self,
@@ -229,9 +237,9 @@ def _attention_forward(
     if attending is Attending.CROSS or relative_bias is not None:
         # Of cross attention it is zeros; otherwise the module's own bias is used.
         kwargs.pop("position_bias", None)
-    if attending is not Attending.CROSS:
-        _refuse_unknown_arguments(module, attention_mask, kwargs)
     context: AttentionContext = getattr(module, _CONTEXT_ATTRIBUTE)
+    if attending is not Attending.CROSS:
+        _refuse_unknown_arguments(module, attention_mask, kwargs, sees_later=context.sees_later)
     options = AttentionOptions(
         scale=scale,
         sliding_window=sliding_window,
@@ -258,12 +266,12 @@ def _attend_to_all(
 
 
 def _refuse_unknown_arguments(
-    module: nn.Module, attention_mask: Tensor | None, kwargs: dict[str, Any]
+    module: nn.Module, attention_mask: Tensor | None, kwargs: dict[str, Any], *, sees_later: bool
 ) -> None:
     name = type(module).__name__
     if attention_mask is not None:
         raise ModelUnsupported(f"{name} builds its own attention mask")
-    if False in (kwargs.get("is_causal"), getattr(module, "is_causal", None)):
+    if not sees_later and False in (kwargs.get("is_causal"), getattr(module, "is_causal", None)):
         raise ModelUnsupported(f"{name} is not causal")
     for argument, argument_value in kwargs.items():
         if argument not in _IGNORED_ARGUMENTS and argument_value is not None:
@@ -293,6 +301,7 @@ class ProbeContext:
     rounding.
     """
 
+    sees_later: ClassVar[bool] = False
     num_blocks: int
     rounding_noise: float = 0.0
     pools: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict)

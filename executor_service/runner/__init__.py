@@ -10,6 +10,7 @@ from executor_service.runner.kernel_warm_up import (
     compile_kernels,
     full_step_sizes,
     measure_step,
+    measure_uncached_step,
     step_sizes,
 )
 from executor_service.runner.model_runner import ModelRunner
@@ -28,6 +29,7 @@ from executor_service.runner.static_inputs import (
     prompt_shapes,
 )
 from executor_service.runner.step_graphs import RecordedModels, StepGraphs
+from executor_service.runner.vectors import UncachedRunner
 
 __all__ = [
     "MAX_PROMPT_SIZE",
@@ -39,12 +41,14 @@ __all__ = [
     "StaticInputs",
     "StepGraphs",
     "StepSize",
+    "UncachedRunner",
     "build_runner",
     "compile_kernels",
     "decode_shapes",
     "full_step_sizes",
     "make_worst_step",
     "measure_step",
+    "measure_uncached_step",
     "measure_worst_step",
     "num_worst_step_blocks",
     "prompt_shapes",

@@ -187,7 +187,7 @@ class ForwardPass:
     def _merge(self, results: Sequence[ForwardResult], errors: dict[int, str]) -> ForwardResult:
         """Joins results into one; readouts keep their order."""
         none = np.empty(0, np.int64)
-        no_logits = torch.empty(0, self._loaded.vocab_size, device=self._cache.device)
+        no_logits = torch.empty(0, self._loaded.num_outputs, device=self._cache.device)
         readouts = [result.readout for result in results]
         return ForwardResult(
             readout=Readout(

@@ -18,9 +18,10 @@ from dataclasses import replace
 import numpy as np
 
 from executor_service.device import KVCache
-from executor_service.errors import StepFailed
+from executor_service.errors import ModelUnsupported, StepFailed
 from executor_service.model import Adapter, LoadedModel, slots_of
 from executor_service.runner.model_runner import ModelRunner
+from executor_service.runner.vectors import UncachedRunner
 from executor_service.steps import (
     NO_MOVES,
     BlockMoves,
@@ -29,6 +30,7 @@ from executor_service.steps import (
     EncoderInput,
     ParamRows,
     RowStatus,
+    Runner,
     SamplingParams,
     StepInput,
     TrialStep,
@@ -153,6 +155,7 @@ def make_step(
         sampling_params=ParamRows.of([params] * num_rows),
         histories=[history if params.needs_history else None] * num_rows,
         cross=_least_encoder_input(num_rows, loaded, cache) if loaded.has_encoder else None,
+        pooling=[] if loaded.vectors is None else [loaded.vectors.plain_params] * num_rows,
     )
 
 
@@ -198,14 +201,50 @@ def measure_step(
     num_new = max(1, min(most, max_num_batched_tokens or most, loaded.max_model_len - 2))
     num_computed = min(_NUM_COMPUTED, loaded.max_model_len - 1 - num_new)
     step = _make_step(runner, loaded, num_new, num_computed)
-    took_s = _run(runner, step, clock)
-    if took_s is not None and took_s < _LONG_S:
-        took_s = _run(runner, step, clock)
+    took_s = _run_shortly(runner, step, clock)
     if took_s is None:
         return None
     _log.info("trial_step_measured num_tokens=%d seconds=%.3g", num_new, took_s)
     num_attended = num_new * (num_new + num_computed)
     return TrialStep(num_new, num_attended, max(1, round(took_s * 1e6)))
+
+
+def measure_uncached_step(
+    runner: UncachedRunner,
+    loaded: LoadedModel,
+    clock: Callable[[], float] = time.perf_counter,
+) -> TrialStep:
+    """Times a step of one long row on `runner`.
+
+    Raises ModelUnsupported if it fails: nothing depends on what a pool holds, so others would, too.
+    """
+    vectors = loaded.vectors
+    assert vectors is not None, "the model returns vectors"
+    num_tokens = min(_NUM_TOKENS_OF_GPU, loaded.max_model_len)
+    none, one = np.zeros(1, np.int32), np.ones(1, np.int32)
+    step = StepInput(
+        step_id=1,
+        swap_out=NO_MOVES,
+        swap_in=NO_MOVES,
+        copy=NO_MOVES,
+        row_ids=none,
+        num_computed_tokens=none,
+        num_new_tokens=num_tokens * one,
+        token_ids=(np.arange(num_tokens) % loaded.vocab_size).astype(np.int32),
+        samples=np.ones(1, np.bool_),
+        block_tables=none[None],
+        num_prompt_tokens=num_tokens * one,
+        seeds=np.zeros(1, np.int64),
+        sampling_params=ParamRows.of([SamplingParams()]),
+        histories=[None],
+        pooling=[vectors.plain_params],
+    )
+    took_s = _run_shortly(runner, step, clock)
+    if took_s is None:
+        reason = f"a text of {num_tokens} tokens cannot be computed (the log says why)"
+        raise ModelUnsupported(f"{loaded.architecture}: {reason}")
+    _log.info("trial_step_measured num_tokens=%d seconds=%.3g", num_tokens, took_s)
+    return TrialStep(num_tokens, num_tokens**2, max(1, round(took_s * 1e6)))
 
 
 def _make_step(
@@ -223,7 +262,13 @@ def _make_step(
     )
 
 
-def _run(runner: ModelRunner, step: StepInput, clock: Callable[[], float]) -> float | None:
+def _run_shortly(runner: Runner, step: StepInput, clock: Callable[[], float]) -> float | None:
+    """Returns the seconds of `step`, of its second run if it is short; None if it fails."""
+    took_s = _run(runner, step, clock)
+    return _run(runner, step, clock) if took_s is not None and took_s < _LONG_S else took_s
+
+
+def _run(runner: Runner, step: StepInput, clock: Callable[[], float]) -> float | None:
     started_s = clock()
     try:
         output = execute_step(runner, step)

@@ -1,4 +1,4 @@
-"""Execution of one step: block moves, forward pass, sampling. A faulty row fails alone.
+"""Execution of one step: block moves, forward pass, sampling or vectors. A faulty row fails alone.
 
 On a GPU a step finishes some time after it has begun, and the next step may begin meanwhile: the
 device works in order, and input tokens may exist on the device only. On a CPU a step is finished
@@ -31,11 +31,13 @@ from executor_service.model import LoadedAdapters, LoadedModel, PagedModel
 from executor_service.runner.decode_runs import DecodeRuns, PendingRun
 from executor_service.runner.forward_pass import (
     ForwardPass,
+    ForwardResult,
     PassBatches,
     run_in_parts,
     scores_too_much,
 )
 from executor_service.runner.pending_sampling import PendingSampling
+from executor_service.runner.vectors import PendingVectors
 from executor_service.sampling import Adjust, Draw, TokenCounts, adjust_in_torch, draw_in_torch
 from executor_service.steps import (
     FinishedStep,
@@ -56,7 +58,7 @@ class _Computing:
 
     forward_timer: Timer
     sample_timer: Timer
-    sampling: PendingSampling | PendingRun
+    sampling: PendingSampling | PendingRun | PendingVectors
 
 
 class ModelRunner:
@@ -89,6 +91,7 @@ class ModelRunner:
         batches = PassBatches(loaded, cache, uploads, self._sampled, self.adapters)
         self._forward_pass = ForwardPass(loaded, cache, model, batches)
         self._runs = DecodeRuns(loaded, model, batches)
+        self._vector_parts = loaded.vector_parts
         self._draw = draw
         self._adjust = adjust
         self._transfers = BlockTransfers(cache, self._streams)
@@ -191,11 +194,18 @@ class ModelRunner:
         forward = self._forward_pass.run(step)
         forward_timer.stop()
         sample_timer = self._streams.start_timer()
-        sampling = PendingSampling(
-            step, forward, self._draw, self._counts, self._streams, self._adjust, self._uploads
-        )
+        sampling = self._sampled_by(step, forward)
         sample_timer.stop()
         return _Computing(forward_timer, sample_timer, sampling)
+
+    def _sampled_by(
+        self, step: StepInput, forward: ForwardResult
+    ) -> PendingSampling | PendingVectors:
+        if self._vector_parts is not None:
+            return PendingVectors(step, forward, self._vector_parts.head, self._streams)
+        return PendingSampling(
+            step, forward, self._draw, self._counts, self._streams, self._adjust, self._uploads
+        )
 
     def _run_on(self, step: StepInput) -> _Computing:
         forward_timer = self._streams.start_timer()

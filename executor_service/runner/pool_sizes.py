@@ -33,6 +33,7 @@ from executor_service.sampling import Adjust, Draw, adjust_in_torch, draw_in_tor
 from executor_service.steps import (
     NO_MOVES,
     BlockTables,
+    ModelVectors,
     ParamRows,
     RowStatus,
     Runner,
@@ -231,7 +232,12 @@ def _measure_step(
     try:
         cache = factory.cache(num_worst_step_blocks(size, block_size), 0)
         step_bytes = measure_worst_step(
-            size, cache, loaded.vocab_size, lambda: factory.measured_runner(cache), meter
+            size,
+            cache,
+            loaded.vocab_size,
+            lambda: factory.measured_runner(cache),
+            meter,
+            loaded.vectors,
         )
     except RecordingFailed:
         raise
@@ -400,15 +406,19 @@ def measure_worst_step(
     vocab_size: int,
     make_runner: Callable[[], Runner],
     meter: PeakMeter,
+    vectors: ModelVectors | None = None,
 ) -> int:
     """Returns the bytes, beside `cache`, that creating a runner on it and running the step take.
 
-    Raises StepFailed if the runner cannot run the step.
+    `vectors`: what rows return in place of tokens; None if they return tokens. Raises StepFailed if
+    the runner cannot run the step.
     """
     # A CPU takes memory when it is first written.
     for pool in (*cache.key_pools, *cache.value_pools):
         pool.zero_()
     step = make_worst_step(size, cache.block_size, vocab_size)
+    if vectors is not None:
+        step = replace(step, pooling=[vectors.plain_params] * step.num_rows)
 
     def run() -> None:
         output = execute_step(make_runner(), step)

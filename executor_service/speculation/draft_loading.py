@@ -98,6 +98,7 @@ def load_draft(
         # The draft's keys and values lie in the same blocks.
         dtype=target.dtype_name,
         name=model,
+        task="generate",
     )
     compute = choose_compute(lambda: load_model(config), attention_backend, block_size)
     check_draft(compute.loaded, target)

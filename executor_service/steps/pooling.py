@@ -39,3 +39,9 @@ class ModelVectors:
     embedding_size: int
     labels: tuple[str, ...]
     is_uncached: bool
+
+    @property
+    def plain_params(self) -> PoolingParams:
+        """Parameters of a row that asks for the model's vector as it is."""
+        is_embedding = self.embedding_size > 0
+        return PoolingParams(PoolingTask.EMBEDDING if is_embedding else PoolingTask.SCORES)

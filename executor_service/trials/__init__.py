@@ -11,6 +11,7 @@
 | packed layers of GPUs    | dequantised weights    | decoders        | dequantised weights    |
 | draw, adjust, copy       | plain torch            | kernel_trials   | plain torch serves     |
 | updates of adapters      | float64                | adapters_trial  | no decoder's adapters  |
+| rows side by side        | rows alone             | rows_trial      | rows grouped by length |
 | recorded steps and runs  | model not recorded     | runner          | steps are not recorded |
 
 `float32_trial` has the cuts of models, their tokens and the error measures of logits.
@@ -26,6 +27,7 @@ from executor_service.trials.layer_trial import (
     KnownLogits,
     TrialTokens,
     cut_to_float32,
+    embedding_of,
     far_tokens,
     float32_trial,
     near_tokens,
@@ -38,6 +40,7 @@ from executor_service.trials.model_trial import (
     try_model,
     try_replacement,
 )
+from executor_service.trials.rows_trial import try_rows
 from executor_service.trials.trial import Trial, trial_failures
 
 __all__ = [
@@ -49,6 +52,7 @@ __all__ = [
     "TrialTokens",
     "can_be_packed",
     "cut_to_float32",
+    "embedding_of",
     "far_tokens",
     "float32_trial",
     "near_tokens",
@@ -65,5 +69,6 @@ __all__ = [
     "try_model",
     "try_replacement",
     "try_rotary_write",
+    "try_rows",
     "whole_numbers",
 ]

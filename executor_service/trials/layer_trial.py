@@ -236,7 +236,7 @@ def _random(
     length: int,
     starts: list[int],
 ) -> TrialTokens:
-    vocab_size = model.get_input_embeddings().num_embeddings
+    vocab_size = embedding_of(model).num_embeddings
     # Placeholder tokens (of images, say) would be replaced or counted.
     special = {
         token_id
@@ -344,7 +344,7 @@ def _replaced(model: Any, dropped: list[nn.Module]) -> dict[int, Any]:  # noqa: 
         if module in gone:
             continue
         if isinstance(module, QuantizedLayer):
-            is_by_token = module in (model.get_input_embeddings(), model.get_output_embeddings())
+            is_by_token = module in (embedding_of(model), model.get_output_embeddings())
             memo[id(module)] = module.dense(
                 torch.float32, model.device, CUT_VOCAB_SIZE if is_by_token else None
             )
@@ -364,9 +364,14 @@ def _replaced(model: Any, dropped: list[nn.Module]) -> dict[int, Any]:  # noqa: 
     return memo
 
 
+def embedding_of(model: Any) -> Any:  # noqa: ANN401
+    """Returns the embedding of tokens of a model, which classifiers do not name themselves."""
+    return getattr(model, "base_model", model).get_input_embeddings()
+
+
 def _tensors_by_token(model: Any) -> Iterator[Tensor]:  # noqa: ANN401
     """Yields the tensors with one row, or one number, for each token of the vocabulary."""
-    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+    for module in (embedding_of(model), model.get_output_embeddings()):
         for name in ("weight", "bias"):
             tensor = getattr(module, name, None)
             if isinstance(tensor, Tensor):

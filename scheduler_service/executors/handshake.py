@@ -365,6 +365,10 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
             # More than a block for each row, so that none ever waits for one.
             pool = max_model_len, 2 * max_num_seqs
     block_size, num_device_blocks = pool
+    policies = asdict(config.policies)
+    policies["max_num_encoder_tokens"] = _max_num_encoder_tokens(
+        info, config.policies.max_num_encoder_tokens
+    )
     return SchedulerConfig(
         block_size=block_size,
         num_device_blocks=num_device_blocks,
@@ -380,30 +384,35 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
         sliding_window=model.sliding_window_tokens if has_window else None,
         max_encoder_tokens=_max_encoder_tokens(info),
         vectors=vectors,
-        **_feature_limits(info),
+        num_encoder_features=_num_features(info),
         max_adapters=min(config.max_adapters, limits.max_adapters_per_step),
         num_adapter_slots=info.adapter_support.max_num_loaded,
         model_digest=model.digest,
         max_params_bytes=_max_params_bytes(
             limits.max_message_bytes, max_num_seqs, max_num_batched_tokens
         ),
-        **asdict(config.policies),
+        **policies,
     )
 
 
-def _feature_limits(info: executor.ExecutorInfo) -> dict[str, int]:
-    """Returns the limits of a model that takes audio; none for others.
-
-    Features take at most half of a message.
-    """
+def _num_features(info: executor.ExecutorInfo) -> int | None:
+    """Returns the features of a request for a model that takes audio; None for others."""
     encoder = info.model.encoder
     if not encoder.HasField("audio"):
-        return {}
-    num_features = encoder.audio.num_mel_bins * encoder.audio.num_frames
-    return {
-        "num_encoder_features": num_features,
-        "max_encodings": info.limits.max_message_bytes // 2 // (FEATURE_BYTES * num_features),
-    }
+        return None
+    return encoder.audio.num_mel_bins * encoder.audio.num_frames
+
+
+def _max_num_encoder_tokens(info: executor.ExecutorInfo, most: int) -> int:
+    """Returns how many encoder tokens, at most `most`, a step encodes.
+
+    Features of audio take at most half of a message.
+    """
+    num_features = _num_features(info)
+    if num_features is None:
+        return most
+    num_windows = info.limits.max_message_bytes // 2 // (FEATURE_BYTES * num_features)
+    return min(most, num_windows * info.model.encoder.audio.num_positions)
 
 
 def _vectors(model: executor.ModelInfo) -> VectorSizes | None:

@@ -13,6 +13,7 @@ from scheduler_service.audit import Audit, NoAudit, OperatorCalled
 from scheduler_service.driver import Driver
 from scheduler_service.executors import MAX_TIMEOUT_S
 from scheduler_service.journal import software_version
+from scheduler_service.scheduler import ExecutorState
 from scheduler_service.service.caller_checks import CallerNames
 from scheduler_service.streams import encode_adapter
 from scheduler_service.watching import LifeRecorder, explain, explain_queue
@@ -59,11 +60,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         parts = dict(zip(taking, _equal_parts(num_shared, len(taking)), strict=True))
         states = [
             admin_pb2.ExecutorState(
-                executor=cluster.info_of(engine.address),
+                executor=info,
                 connected=engine.is_connected,
                 num_waiting_requests=engine.engine.num_waiting + parts.get(engine, 0),
                 num_running_requests=engine.engine.num_running_requests,
-                num_free_device_blocks=engine.engine.num_free_blocks,
+                num_free_device_blocks=_num_free_blocks(engine, info),
                 num_steps=engine.engine.num_steps,
                 num_preemptions=engine.engine.num_preemptions,
                 num_swapped_requests=engine.engine.num_swapped,
@@ -74,6 +75,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 withdrawn=engine.is_withdrawn,
             )
             for engine in engines
+            for info in [cluster.info_of(engine.address)]
         ]
         now = Timestamp()
         now.GetCurrentTime()
@@ -159,6 +161,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             sum(engine.takes_requests for engine in cluster.executors),
             cluster.name_of,
         )
+
+
+def _num_free_blocks(state: ExecutorState, info: executor.ExecutorInfo) -> int:
+    """Returns the number of free device blocks; all are, where rows have none."""
+    if state.config.is_uncached:
+        return info.num_device_blocks
+    return state.engine.num_free_blocks
 
 
 def _equal_parts(total: int, num_parts: int) -> list[int]:

@@ -6,14 +6,18 @@ by the clock is a fault, never a wait for something that is to happen. More of i
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from tests.support.chaos.faults import FAULTS, Schedule
+from splitserve_client import SamplingParams
+from tests.support.chaos.faults import FAULTS, FullDisk, Schedule
 from tests.support.chaos.history import chaos
 from tests.support.chaos.load import NUM_STREAMS
 from tests.support.chaos.network import proxy_network
+from tests.support.chaos.stack import Stack
+from tests.support.processes.patience import PATIENCE_S
 
 OF_EXECUTORS = (
     "executor killed",
@@ -50,6 +54,16 @@ async def test_no_stream_notices_more_than_a_pause_whatever_is_lost(tmp_path: Pa
         for seed, kinds in enumerate((OF_SERVICES, OF_EXECUTORS, OF_NETWORK)):
             load = await running.live_through(Schedule.of_each(seed, kinds))
             assert load.num_answers >= NUM_STREAMS
-        stack = running.stack
-        logs = "".join(stack.log(name).read_text() for name in stack.scheduler_names)
-        assert " journal_stopped " in logs
+        await stop_journal(running.stack)
+
+
+async def stop_journal(stack: Stack) -> None:
+    """Fills the disks of all schedulers, and asks until a journal has stopped; they go on."""
+    for name in stack.scheduler_names:
+        await FullDisk((name,)).begin(stack)
+    params = SamplingParams(max_tokens=64, ignore_eos=True)
+    logs = [stack.log(name) for name in stack.scheduler_names]
+    async with asyncio.timeout(PATIENCE_S):
+        while not any(" journal_stopped " in log.read_text() for log in logs):
+            await stack.clients[0].complete([1, 2, 3], params)
+        await stack.clients[0].complete([1, 2, 3], params)

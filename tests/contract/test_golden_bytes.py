@@ -141,6 +141,23 @@ def _answer_with_runs() -> StepAnswer:
     )
 
 
+def _batch_with_pooling() -> pb.ScheduleBatch:
+    pooling = pb.PoolingParams(
+        task=pb.POOLING_TASK_EMBEDDING, num_dimensions=3, raw=True, second_text_start=1
+    )
+    params = {"temperature": None, "pooling": pooling}
+    return SENDER.batch(261, new=[NewRow(4, (), 2, params)], work=[WorkRow(4, 0, [11, 12])])
+
+
+def _answer_with_vectors() -> StepAnswer:
+    statuses, last = np.array([1, 4], np.uint8), np.array([-1, -1], np.int32)
+    vectors = [np.array([0.5, -1.25, 3.0], np.float32), None]
+    output = StepOutput(statuses, last, {1: "why"}, vectors=vectors)
+    return StepAnswer(
+        SENDER.scheduler_epoch, SENDER.executor_epoch, 261, StepStatus.OK, None, output
+    )
+
+
 def _refusal() -> StepAnswer:
     error = StepError(StepErrorReason.BLOCK_OUT_OF_RANGE, "copy.source_block_ids", "what and why")
     return StepAnswer(SENDER.scheduler_epoch, SENDER.executor_epoch, 259, StepStatus.REFUSED, error)
@@ -186,6 +203,8 @@ def messages() -> dict[str, Message]:
         "schedule_batch": _batch(),
         "step_result_ok": encode_answer(_answer()),
         "step_result_runs": encode_answer(_answer_with_runs()),
+        "schedule_batch_pooling": _batch_with_pooling(),
+        "step_result_vectors": encode_answer(_answer_with_vectors()),
         "step_result_refused": encode_answer(_refusal()),
         "executor_info": encode_info(_info()),
     }

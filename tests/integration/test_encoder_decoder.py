@@ -20,11 +20,13 @@ from scheduler_service.scheduler.values import (
     PreemptionMode,
     Request,
     SamplingParams,
+    Speculation,
 )
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_kernels.cpu import NativeLibrary
 from tests.support.covering import covering
 from tests.support.models.model_pair import ModelPair, ObservedEngine, model_pairs
+from tests.support.models.philox import random_number
 
 ARCHITECTURES = (
     "t5",
@@ -243,6 +245,59 @@ def test_beams_equal_those_of_generate(
         answer = encoded.answer(encoder, prompt, num_beams=4, num_return_sequences=3)
         assert output == answer[:, len(prompt) :].tolist()
     assert engine.core.num_preemptions > 0
+
+
+@torch.inference_mode()
+def sampled_tokens(
+    encoded: EncodedPair, encoder: list[int], prompt: list[int], seed: int, temperature: float
+) -> list[int]:
+    """Tokens drawn from the logits of Hugging Face by the contract's random numbers."""
+    tokens = list(prompt)
+    for _ in range(NUM_OUTPUT_TOKENS):
+        logits = encoded.pair.reference(
+            input_ids=torch.tensor([encoder]), decoder_input_ids=torch.tensor([tokens])
+        ).logits[0, -1]
+        sums = (logits / temperature).double().softmax(-1).cumsum(-1)
+        number = random_number(seed, len(tokens))
+        tokens.append(int((sums > number).nonzero()[0]))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("architecture", ["t5", "marian"])
+def test_sampled_tokens_are_drawn_from_the_logits_of_hugging_face(
+    architecture: str,
+    encoded_pair_of: Callable[[str], EncodedPair],
+    native_library: NativeLibrary,
+) -> None:
+    encoded = encoded_pair_of(architecture)
+    engine = encoded.engine(AUTO, preempt_at={3})
+    requests = [
+        _request(index, *question, seed=index * 2**33 + 7, temperature=0.8)
+        for index, question in enumerate(encoded.questions)
+    ]
+    outputs = engine.serve(*requests)
+    for question, request, output in zip(encoded.questions, requests, outputs, strict=True):
+        assert output == [sampled_tokens(encoded, *question, request.sequence.seed, 0.8)]
+
+
+@pytest.mark.parametrize("architecture", ["bart", "t5"])
+def test_steps_of_several_tokens_bring_those_of_generate(
+    architecture: str,
+    encoded_pair_of: Callable[[str], EncodedPair],
+    native_library: NativeLibrary,
+) -> None:
+    encoded = encoded_pair_of(architecture)
+    repetitive = ([5, 6, 7, 8] * 3, [9, 10, 11, 9, 10, 11, 9, 10])
+    questions = [repetitive, *encoded.questions]
+    expected = [[encoded.answer(*each)[0, len(each[1]) :].tolist()] for each in questions]
+    requests = [_request(index, *each) for index, each in enumerate(questions)]
+    drafting = encoded.engine(AUTO, speculation=Speculation.PROMPT_LOOKUP)
+    assert drafting.serve(*requests) == expected
+    assert drafting.core.draft_totals.num_accepted > 0
+    running_on = encoded.engine(AUTO, max_run_ahead=4, max_run_ahead_ms=10**6)
+    again = [_request(index, *each) for index, each in enumerate(questions)]
+    assert running_on.serve(*again) == expected
+    assert max(plan.work.most_tokens for plan in running_on.core.plans) > 1
 
 
 def test_sequences_of_a_request_share_its_encoder_tokens(

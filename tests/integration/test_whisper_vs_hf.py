@@ -237,12 +237,3 @@ def test_prefix_is_shared_only_by_requests_with_the_same_audio(pair: WhisperPair
         engine.serve(each)
     assert [each.num_cached_tokens for each in (first, again, other)] == [0, 2, 0]
     assert engine.delivered["0"] == engine.delivered["1"]
-
-
-def test_step_carries_no_more_features_than_allowed(pair: WhisperPair) -> None:
-    engine = pair.engine(max_encodings=2)
-    engine.serve(*(request(index, Question(index)) for index in range(5)))
-    carried = [
-        sum(row.encoder_features is not None for row in plan.new_rows) for plan in engine.core.plans
-    ]
-    assert [count for count in carried if count] == [2, 2, 1]

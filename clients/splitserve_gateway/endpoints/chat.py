@@ -25,6 +25,8 @@ from splitserve_gateway.generation import (
     FieldNames,
     chat_fields,
     chat_generation,
+    check_generates,
+    generates,
     naming,
     sampling_params,
     tokenizer_of,
@@ -69,7 +71,8 @@ async def start_chat(gateway: Gateway, body: ChatRequest, fields: FieldNames) ->
     Raises ApiError and SplitserveError.
     """
     with naming(fields):
-        serving = await gateway.choose(body.model)
+        serving = await gateway.choose(body.model, generates)
+        check_generates(serving.served.model)
         max_tokens = body.max_tokens
         if body.max_completion_tokens is not None:
             max_tokens = body.max_completion_tokens

@@ -25,9 +25,11 @@ from splitserve_gateway.generation import (
     EncodedPrompt,
     FieldNames,
     TextRequest,
+    check_generates,
     checked_grammar,
     completion_fields,
     encode_prompts,
+    generates,
     naming,
     sampling_params,
     text_request,
@@ -66,7 +68,8 @@ async def _answer(gateway: Gateway, body: CompletionRequest) -> ChoiceAnswer:
 async def _text_request(
     gateway: Gateway, body: CompletionRequest, fields: FieldNames
 ) -> TextRequest:
-    serving = await gateway.choose(body.model)
+    serving = await gateway.choose(body.model, generates)
+    check_generates(serving.served.model)
     prompts = await encode_prompts(body, serving.served)
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     num_prompt_logprobs = body.prompt_logprobs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -23,7 +23,12 @@ from splitserve_gateway.upstreams import Fleet, Upstream
 
 Schema = TypeVar("Schema", bound=ApiRequest)
 
-_PROMPT_FIELDS = frozenset({"messages", "prompt", "prompt_token_ids", "input"})
+_PROMPT_FIELDS = frozenset(
+    {
+        "messages", "prompt", "prompt_token_ids", "input",
+        "query", "queries", "documents", "text_1", "text_2",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,12 @@ class Gateway:
         }
         return list(found.values())
 
-    async def choose(self, model: str | None) -> Serving:
+    async def choose(
+        self, model: str | None, prefers: Callable[[Model], bool] | None = None
+    ) -> Serving:
         """Chooses a scheduler that serves `model`; None: any model. Raises ApiError.
+
+        `prefers`: whether a model suits the request, if it names none; None if each does.
 
         `model`: name of a model or of an adapter. A name that no scheduler lists is taken for an
         adapter of the first model, whose scheduler decides.
@@ -73,7 +82,7 @@ class Gateway:
         if model is not None and models and model not in models:
             adapter, allowed = await self._find_adapter(model, models)
             model = None
-        upstream, served = self.fleet.choose(model, allowed)
+        upstream, served = self.fleet.choose(model, allowed, prefers=prefers)
         return Serving(upstream, served, self.config, self.checker, self.caller, adapter)
 
     async def _find_adapter(

@@ -16,10 +16,15 @@ from starlette.responses import HTMLResponse, Response
 from splitserve_gateway.http import is_about_health
 from splitserve_gateway.schemas import (
     ChatRequest,
+    ClassifyRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     LoadAdapterRequest,
+    PoolingRequest,
+    RerankRequest,
     ResponsesRequest,
+    ScoreRequest,
     TokenizeRequest,
     TranscriptionRequest,
     TranslationRequest,
@@ -30,6 +35,15 @@ _BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/v1/rerank": RerankRequest,
+    "/rerank": RerankRequest,
+    "/v2/rerank": RerankRequest,
+    "/v1/score": ScoreRequest,
+    "/score": ScoreRequest,
+    "/v1/classify": ClassifyRequest,
+    "/classify": ClassifyRequest,
+    "/pooling": PoolingRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
     "/v1/load_lora_adapter": LoadAdapterRequest,
@@ -107,7 +121,9 @@ def openapi_of(app: FastAPI, *, knows_callers: bool) -> Callable[[], dict[str, A
 
 
 def _with_bodies(page: dict[str, Any]) -> dict[str, Any]:
-    models = [(model, "validation") for model in dict.fromkeys((*_BODIES.values(), *_FORMS.values()))]
+    models = [
+        (model, "validation") for model in dict.fromkeys((*_BODIES.values(), *_FORMS.values()))
+    ]
     _, definitions = models_json_schema(models, ref_template=_REF)  # type: ignore[arg-type]
     for form in dict.fromkeys(_FORMS.values()):
         described = definitions["$defs"][form.__name__]

@@ -85,22 +85,15 @@ class StreamUsage:
         return {"choices": [], "usage": usage(totals)} if self._is_wanted else None
 
 
-class WholeChoice(Protocol):
-    """Complete choice of an answer."""
+async def listed_answer(start: Json, name: str, items: Iterable[Json], more: Json) -> Response:
+    """Returns the answer with a field `name` of `items`, and the fields `more`.
 
-    def whole(self) -> Json:
-        """Returns the complete choice as JSON."""
-
-
-async def whole_answer(start: Json, choices: Sequence[WholeChoice], more: Json) -> Response:
-    """Returns the answer with all choices and the fields `more`, which must not be empty.
-
-    Encodes one choice at a time, so the event loop runs in between: choices may have megabytes of
-    logprobs.
+    `start`, `more`: not empty. Encodes one item at a time, so the event loop runs in between: items
+    may have megabytes of logprobs, or be thousands of vectors.
     """
-    pieces = [to_json(start)[:-1], b',"choices":[']
-    for number, choice in enumerate(choices):
-        pieces += [b"," if number else b"", to_json(choice.whole())]
+    pieces = [to_json(start)[:-1], f',"{name}":['.encode()]
+    for number, item in enumerate(items):
+        pieces += [b"," if number else b"", to_json(item)]
         await asyncio.sleep(0)
     pieces += [b"],", to_json(more)[1:]]
     return Response(b"".join(pieces), media_type="application/json")
@@ -216,7 +209,8 @@ class ChoiceAnswer:
                 else:
                     totals = event
         more = {"usage": usage(totals), **self.choices[0].extra_fields()}
-        return await whole_answer(self._head(self.kind.whole), self.choices, more)
+        whole = (choice.whole() for choice in self.choices)
+        return await listed_answer(self._head(self.kind.whole), "choices", whole, more)
 
     async def _events(self) -> AsyncGenerator[Delta | Totals, None]:
         """Yields deltas and totals. Sets the prompt scores of the choices they belong to."""

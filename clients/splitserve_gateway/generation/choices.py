@@ -133,7 +133,7 @@ async def stream_choices(request: TextRequest) -> AsyncGenerator[Event, None]:
     Closing the generator aborts the request. Raises SplitserveError, and ApiError if the scheduler
     refuses the request.
     """
-    try:
+    with refusing(request.adapter, request.params, request.fields):
         if len(request.prompts) == 1:
             async with aclosing(_PromptChoices(request, 0).stream()) as events:
                 async for event in events:
@@ -147,14 +147,26 @@ async def stream_choices(request: TextRequest) -> AsyncGenerator[Event, None]:
                 else:
                     yield event
         yield totals
+
+
+@contextmanager
+def refusing(
+    adapter: RequestedAdapter | None, params: SamplingParams, fields: FieldNames
+) -> Iterator[None]:
+    """Raises ApiError for errors of schedulers that the request itself causes.
+
+    `fields`: the caller's names of fields.
+    """
+    try:
+        yield
     except (AdapterUnknown, InvalidRequest) as error:
-        if request.adapter is not None and _is_about_adapter(error, request.adapter):
-            raise request.adapter.unknown() from error
+        if adapter is not None and _is_about_adapter(error, adapter):
+            raise adapter.unknown() from error
         if isinstance(error, InvalidRequest):
-            raise refusal(error, request.fields) from error
+            raise refusal(error, fields) from error
         raise
     except RequestFailed as error:
-        if error.reason not in _refusals(request.params):
+        if error.reason not in _refusals(params):
             raise
         raise invalid(error.message, code=error.reason.lower()) from error
 

@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from splitserve_client import (
-    TokenizerUnavailable,
-)
+from splitserve_client import TokenizerUnavailable
 from splitserve_gateway.callers import Caller
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.grammars import GrammarChecker, TenantChecker
@@ -84,7 +82,7 @@ async def encode_prompts(body: CompletionRequest, served: ServedByScheduler) -> 
             tokenizer = tokenizer_of(served)
             check_chars("prompt", len(prompt), truncate, served)
         elif truncate is None and len(prompt) > _most_tokens(served):
-            raise _too_long(f"{len(prompt)} tokens", "prompt", served)
+            raise too_long(f"{len(prompt)} tokens", "prompt", served)
     add_special_tokens = body.add_special_tokens is not False
     decoder = _decoder_prompt(body, served)
 
@@ -144,7 +142,7 @@ def check_chars(
     """Raises ApiError for a text too long for any tokenization. Runs before encoding."""
     most = _MAX_TOKEN_CHARS * _most_tokens(served)
     if truncate is None and num_chars > most:
-        raise _too_long(f"{num_chars} characters", param, served)
+        raise too_long(f"{num_chars} characters", param, served)
 
 
 def encode_text(
@@ -155,30 +153,39 @@ def encode_text(
     Raises ApiError early if the beginning already has too many.
     """
     tokenizer = tokenizer_of(served)
-    most = _most_tokens(served)
-    num_chars = _MANY_TOKEN_CHARS * most
-    if truncate is None and len(text) > 2 * num_chars:
-        beginning = tokenizer.encode(text[:num_chars], add_special_tokens=False)
-        if len(beginning) > most + most // 8 + _LEAST_EXCESS:
-            what = f"{len(text)} characters, of which the first {num_chars} are {len(beginning)}"
-            raise _too_long(f"{what} tokens", param, served)
+    if truncate is None:
+        check_beginning(text, param, served, tokenizer)
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
 
-def _too_long(what: str, param: str, served: ServedByScheduler) -> ApiError:
-    message = f"the prompt has {what}; the model takes at most {_most_tokens(served)} tokens"
+def check_beginning(text: str, param: str, served: ServedByScheduler, tokenizer: Tokenizer) -> None:
+    """Raises ApiError for a text whose beginning alone has too many tokens."""
+    most = _most_tokens(served)
+    num_chars = _MANY_TOKEN_CHARS * most
+    if len(text) > 2 * num_chars:
+        beginning = tokenizer.encode(text[:num_chars], add_special_tokens=False)
+        if len(beginning) > most + most // 8 + _LEAST_EXCESS:
+            what = f"{len(text)} characters, of which the first {num_chars} are {len(beginning)}"
+            raise too_long(f"{what} tokens", param, served)
+
+
+def too_long(what: str, param: str, served: ServedByScheduler) -> ApiError:
+    """Returns a 400 error: the prompt, or a text for a vector, has more tokens than allowed."""
+    name = "the prompt" if served.model.pooling is None else param
+    message = f"{name} has {what}; the model takes at most {_most_tokens(served)} tokens"
     return invalid(message, param, "context_length_exceeded")
 
 
 def truncated(token_ids: list[int], most: int | None, served: ServedByScheduler) -> list[int]:
     """Returns the last `most` of `token_ids`; -1 means what the model takes, None means all.
 
-    A decoder takes one less than max_model_len, an encoder its maximum.
+    A decoder takes one less than max_model_len; an encoder, or a model of vectors, its maximum.
     """
     if most is None:
         return token_ids
     if most == -1:
-        most = _most_tokens(served) - (served.model.encoder is None)
+        generates = served.model.encoder is None and served.model.pooling is None
+        most = _most_tokens(served) - generates
     return token_ids[len(token_ids) - most :] if most < len(token_ids) else token_ids
 
 
@@ -231,6 +238,11 @@ class Serving:
         return self.checker.of(self.caller.tenant or user or "")
 
     @property
+    def model_name(self) -> str:
+        """Name of the model or adapter, for answers."""
+        return self.served.model.name if self.adapter is None else self.adapter.name
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """Tokenizer of the model. Raises TokenizerUnavailable."""
         return tokenizer_of(self.served)
@@ -239,11 +251,13 @@ class Serving:
 def tokenizer_of(served: ServedByScheduler) -> Tokenizer:
     """Returns the tokenizer of the served model. Raises TokenizerUnavailable."""
     if served.tokenizer is None:
+        allowed = "POST /v1/completions with a prompt of token ids, whose answer has token_ids"
+        if served.model.pooling is not None:
+            allowed = "token ids in input of POST /v1/embeddings, /classify and /pooling"
         raise TokenizerUnavailable(
             f"the model {served.model.name!r} is served without a tokenizer"
             f" ({served.tokenizer_problem or 'its executors offer none'}), so text cannot be read"
-            " or written; allowed: POST /v1/completions with a prompt of token ids, whose answer"
-            " has token_ids"
+            f" or written; allowed: {allowed}"
         )
     return served.tokenizer
 

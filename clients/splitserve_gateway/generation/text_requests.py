@@ -11,7 +11,7 @@ from splitserve_contract import PARAMETERS
 from splitserve_gateway.generation.choices import Delta, Event, FieldNames, TextRequest
 from splitserve_gateway.generation.prompts import EncodedPrompt, Serving, run_off_loop
 from splitserve_gateway.http import ApiError, invalid
-from splitserve_gateway.schemas import GRAMMAR_FIELDS, SamplingFields
+from splitserve_gateway.schemas import GRAMMAR_FIELDS, SamplingFields, SchedulingFields
 from splitserve_gateway.upstreams import ServedByScheduler
 from splitserve_text import (
     BeamSearch,
@@ -136,7 +136,7 @@ def beam_search(body: SamplingFields) -> BeamSearch | None:
     return BeamSearch(body.n or 1, body.length_penalty, stopping)
 
 
-def scheduling_params(body: SamplingFields, adapter: str = "") -> SchedulingParams:
+def scheduling_params(body: SchedulingFields, adapter: str = "") -> SchedulingParams:
     """Returns the scheduling parameters of `body`: priority, tenant, deadline, cache salt.
 
     `adapter`: name of the adapter; empty for none.

@@ -1,7 +1,12 @@
 """Request bodies of the API as pydantic models."""
 
 from splitserve_gateway.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from splitserve_gateway.schemas.base import ApiRequest, StreamOptions, ignored_names
+from splitserve_gateway.schemas.base import (
+    ApiRequest,
+    SchedulingFields,
+    StreamOptions,
+    ignored_names,
+)
 from splitserve_gateway.schemas.chat import (
     ChatFields,
     ChatMessage,
@@ -42,6 +47,14 @@ from splitserve_gateway.schemas.transcriptions import (
     TranslationRequest,
     form_values,
 )
+from splitserve_gateway.schemas.vectors import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+    VectorFields,
+)
 
 __all__ = [
     "GRAMMAR_FIELDS",
@@ -55,9 +68,11 @@ __all__ = [
     "ChatTool",
     "ChatToolChoice",
     "ChatToolName",
+    "ClassifyRequest",
     "CompletionRequest",
     "Content",
     "DetokenizeRequest",
+    "EmbeddingRequest",
     "FunctionCall",
     "FunctionDefinition",
     "FunctionOutput",
@@ -65,13 +80,17 @@ __all__ = [
     "LoadAdapterRequest",
     "Message",
     "NamedFunction",
+    "PoolingRequest",
     "Reasoning",
     "RefusalPart",
+    "RerankRequest",
     "ResponseTool",
     "ResponseToolChoice",
     "ResponseToolName",
     "ResponsesRequest",
     "SamplingFields",
+    "SchedulingFields",
+    "ScoreRequest",
     "StreamOptions",
     "TokenizeRequest",
     "ToolCall",
@@ -79,6 +98,7 @@ __all__ = [
     "TranscriptionRequest",
     "TranslationRequest",
     "UnloadAdapterRequest",
+    "VectorFields",
     "form_values",
     "ignored_names",
 ]

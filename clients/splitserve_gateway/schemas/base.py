@@ -152,6 +152,18 @@ class ApiRequest(BaseModel):
             setattr(self, name, None)
 
 
+class SchedulingFields(ApiRequest):
+    """Fields of every request that schedulers run."""
+
+    model: Name | None = None
+    user: Label | None = None
+    priority: Annotated[Int32 | None, described(minimum=-100, maximum=100)] = None
+    cache_salt: Label | None = None
+    num_public_prefix_tokens: Annotated[Int32 | None, described(minimum=0)] = None
+    deadline_s: Annotated[float, Field(gt=0, le=10**9)] | None = None
+    request_id: Label | None = None
+
+
 class IgnoredFields(ApiRequest):
     """Fields that official clients send and that have no effect here."""
 

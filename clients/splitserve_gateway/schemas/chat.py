@@ -177,7 +177,8 @@ class ChatRequest(ChatFields, SamplingFields):
 MAX_PROMPTS = 1024
 
 
-def _kind_of_prompt(value: object) -> str:
+def kind_of_prompt(value: object) -> str:
+    """Returns the union tag of a text, token ids, or a batch of either."""
     if not isinstance(value, list):
         return "<text>"
     match value:
@@ -197,7 +198,7 @@ _Prompt = Annotated[
     | Annotated[_Tokens, Tag("<tokens>")]
     | Annotated[list[_Text], _Many, Tag("<texts>")]
     | Annotated[list[_Tokens], _Many, Tag("<lists>")],
-    Discriminator(_kind_of_prompt),
+    Discriminator(kind_of_prompt),
 ]
 
 

@@ -16,9 +16,9 @@ from splitserve_gateway.schemas.base import (
     IgnoredFields,
     Int32,
     Int64,
-    Label,
     Name,
     Refused,
+    SchedulingFields,
     StreamOptions,
     TokenId,
     TokenIds,
@@ -243,10 +243,9 @@ else:
     )
 
 
-class SamplingFields(NumberFields):
+class SamplingFields(NumberFields, SchedulingFields):
     """Sampling and scheduling fields of completions and chats. The scheduler checks ranges."""
 
-    model: Name | None = None
     stream: Flag = False
     stream_options: StreamOptions | None = None
 
@@ -275,13 +274,6 @@ class SamplingFields(NumberFields):
     echo: Flag = False
     return_token_ids: Flag = False
     return_tokens_as_token_ids: Flag = False
-
-    user: Label | None = None
-    priority: Annotated[Int32 | None, described(minimum=-100, maximum=100)] = None
-    cache_salt: Label | None = None
-    num_public_prefix_tokens: Annotated[Int32 | None, described(minimum=0)] = None
-    deadline_s: Annotated[float, Field(gt=0, le=10**9)] | None = None
-    request_id: Label | None = None
 
     response_format: Annotated[FreeJson, WithJsonSchema(RESPONSE_FORMAT)] = None
     structured_outputs: Annotated[FreeJson, WithJsonSchema(STRUCTURED_OUTPUTS)] = None

@@ -187,12 +187,17 @@ class Fleet:
                     await self._news.wait()
 
     def choose(
-        self, model: str | None, allowed: Collection[Upstream] | None = None
+        self,
+        model: str | None,
+        allowed: Collection[Upstream] | None = None,
+        *,
+        prefers: Callable[[Model], bool] | None = None,
     ) -> tuple[Upstream, ServedByScheduler]:
         """Chooses the least busy scheduler that serves `model`, and reserves a place there.
 
         Equally busy schedulers take turns. `model`: None for any. `allowed`: restricts schedulers,
-        None for all. Raises ApiError.
+        None for all. `prefers`: whether a model suits a request with `model` None; None: all do.
+        Raises ApiError.
         """
         known = [(u, u.served) for u in self.reachable(allowed) if u.served is not None]
         if not known and allowed is not None and not allowed:
@@ -202,6 +207,8 @@ class Fleet:
         fitting = [(u, s) for u, s in known if model in (None, s.model.name)]
         if not fitting:
             raise model_unknown(str(model), [s.model.name for _, s in known])
+        if model is None and prefers is not None:
+            fitting = [(u, s) for u, s in fitting if prefers(s.model)] or fitting
         # A scheduler that takes no requests now may recover (lost, or its executor is): last
         # choice.
         chosen, served = min(

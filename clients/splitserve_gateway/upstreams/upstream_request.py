@@ -66,7 +66,7 @@ class UpstreamRequest:
         `request_id`: id of the request at schedulers; empty if they need none. `encoder_token_ids`:
         for a model with an encoder; `encoder_features`: for one whose encoder takes audio.
         """
-        if params.seed is None:
+        if params.seed is None and params.pooling is None:
             # A fixed seed keeps the same randomness at another scheduler.
             params = replace(params, seed=secrets.randbits(63))
         self._upstream = upstream

@@ -158,6 +158,7 @@ class Placement:
         self._move(request, RequestStatus.RUNNING)
         self._note_start(sequence, hit)
         self._add_row(sequence, hit.num_tokens)
+        self.blocks.find_cross(request)
         self.blocks.allocate(sequence, hit)
         self.blocks.allocate_cross(request)
 
@@ -271,6 +272,7 @@ class Placement:
             rows.held_blocks(row_id),
             tuple(request.cross_blocks),
             int(rows.last_step_id[row_id]),
+            request.encoded_in_step > self.last_answered_step_id,
         )
 
     def release_behind_windows(self, row_ids: Int64Array, ends: Int32Array) -> None:
@@ -287,8 +289,15 @@ class Placement:
             first, end = end, end + count
             if step_id > self.last_answered_step_id:
                 request, freed = rows.sequence(row_id).request, blocks[first:end]
-                cross_blocks = tuple(request.cross_blocks)
-                part = TablePart(request.request_id, stay_id, start, freed, cross_blocks, step_id)
+                part = TablePart(
+                    request.request_id,
+                    stay_id,
+                    start,
+                    freed,
+                    tuple(request.cross_blocks),
+                    step_id,
+                    request.encoded_in_step > self.last_answered_step_id,
+                )
                 self.departures.table_parts.append(part)
 
     # -- pending blocks ------------------------------------------------------------------------

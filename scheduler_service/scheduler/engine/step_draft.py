@@ -83,7 +83,8 @@ class TablePart:
 
     `blocks`: part of the block table, from logical block `first_index` on. `cross_blocks`: blocks
     of the encoder's keys and values. `request_id`: the request that had the row. `last_step_id`:
-    the latest step that had the row with these blocks.
+    the latest step that had the row with these blocks. `encodes`: whether a step without a result
+    fills the cross blocks.
     """
 
     request_id: str
@@ -92,6 +93,7 @@ class TablePart:
     blocks: Items[int]
     cross_blocks: Items[int]
     last_step_id: int
+    encodes: bool = False
 
 
 class Departures:

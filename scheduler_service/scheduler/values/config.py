@@ -69,7 +69,8 @@ class PolicyConfig:
     `separates_tenants`: the prefix cache never shares a block of one tenant with another tenant.
     `max_run_ahead`: most tokens that a row may sample in one step by running on; 1 or less for
     none. `max_run_ahead_ms`: longest time of such a step, half of it behind another step.
-    `max_draft_tokens`: most draft tokens of a row in one step.
+    `max_draft_tokens`: most draft tokens of a row in one step. `max_num_encoder_tokens`: most
+    encoder tokens that a step encodes, unless a single request brings more.
     """
 
     prefix_caching: bool = True
@@ -80,6 +81,7 @@ class PolicyConfig:
     max_run_ahead_ms: int = 80
     speculation: Speculation = Speculation.OFF
     max_draft_tokens: int = 16
+    max_num_encoder_tokens: int = 2048
     preemption_mode: PreemptionMode = PreemptionMode.AUTO
     batch_policy: BatchPolicyName = BatchPolicyName.MIXED
     delay_factor: float = 0.0
@@ -114,7 +116,7 @@ class SchedulerConfig(PolicyConfig):
     `sliding_window`: most tokens that a layer attends to, for every layer; None without a window.
     `max_encoder_tokens`: of a request, which then needs some; None if requests need none.
     `num_encoder_features`: of a request for a model that takes audio in place of encoder tokens;
-    `max_encodings`: requests whose features one step may carry; both None for other models.
+    None for other models.
     `vectors`: of a model that returns vectors and no tokens. A vector takes the place of one token
     in `max_model_len`, and one block has room for each sequence of an uncached model.
     `max_adapters`: distinct adapters of one step. `num_adapter_slots`: adapters that the executor
@@ -147,7 +149,6 @@ class SchedulerConfig(PolicyConfig):
     sliding_window: int | None = None
     max_encoder_tokens: int | None = None
     num_encoder_features: int | None = None
-    max_encodings: int | None = None
     vectors: VectorSizes | None = None
     max_adapters: int = 0
     num_adapter_slots: int = 0
@@ -239,7 +240,6 @@ _LEAST = {
     "sliding_window": 1,
     "max_encoder_tokens": 1,
     "num_encoder_features": 1,
-    "max_encodings": 1,
     "max_adapters": 0,
     "num_adapter_slots": 0,
     "max_params_bytes": 0,
@@ -247,5 +247,6 @@ _LEAST = {
     "max_run_ahead": 0,
     "max_run_ahead_ms": 0,
     "max_draft_tokens": 0,
+    "max_num_encoder_tokens": 1,
     "delay_factor": 0.0,
 }

@@ -336,7 +336,9 @@ class Request:
 
     Encoder: at most one of `encoder_token_ids` and `encoder_features` is given. `cross_blocks`:
     device blocks of the encoder's keys and values; `host_cross_blocks`: their host blocks while
-    SWAPPED. `is_encoded`: a step that writes them was planned.
+    SWAPPED. `is_encoded`: they were found in the prefix cache, or a step that writes them was
+    planned: `encoded_in_step`, if the request brought the input for it. `encoder_hashes`: of the
+    blocks, as soon as they were needed.
 
     Results: `search`, `num_forks` and `num_candidates` (logprobs asked for in each row) belong to a
     beam search. `completions`: the result of a request that is not streamed. `vector`: that of a
@@ -374,6 +376,8 @@ class Request:
     cross_blocks: list[int] = field(default_factory=list)
     host_cross_blocks: list[int] = field(default_factory=list)
     is_encoded: bool = False
+    encoded_in_step: int = 0
+    encoder_hashes: list[bytes] = field(default_factory=list)
     status: RequestStatus = RequestStatus.ABSENT
     search: BeamSearch | None = None
     num_candidates: int = 0

@@ -12,6 +12,7 @@ from executor_service.steps import (
     ExecutorInfo,
     ExecutorLimits,
     ModelInfo,
+    ModelVectors,
     RowGrammars,
     Runner,
     StepExecutor,
@@ -136,6 +137,13 @@ class InProcessEngine:
 def executor_info(config: SchedulerConfig, epoch: int) -> ExecutorInfo:
     """Returns the registration of an executor for `config`."""
     names = {feature.name for feature in config.features}
+    vectors, max_model_len = None, config.max_model_len
+    if config.vectors is not None:
+        labels = tuple(f"label {index}" for index in range(config.vectors.num_labels))
+        sizes = config.vectors
+        vectors = ModelVectors(sizes.embedding_size, labels, sizes.is_uncached)
+        names.add(ExecutorFeature.POOLING.name)
+        max_model_len -= 1  # the vector's place
     return ExecutorInfo(
         executor_epoch=epoch,
         model=ModelInfo(
@@ -144,10 +152,11 @@ def executor_info(config: SchedulerConfig, epoch: int) -> ExecutorInfo:
             "float32",
             "float32",
             config.vocab_size,
-            config.max_model_len,
+            max_model_len,
             tuple(config.eos_token_ids),
             sliding_window=config.sliding_window,
             encoder=_audio_encoder(config),
+            vectors=vectors,
         ),
         block_size=config.block_size,
         num_device_blocks=config.num_device_blocks,

@@ -239,7 +239,7 @@ class SortingDraw:
         divisor = torch.where(temperature == 0, 1.0, temperature).float()
         falling = ((logits - largest[:, None]) / divisor).sort(dim=-1, descending=True, stable=True)
         weights = torch.exp(falling.values)
-        ranks = torch.arange(vocab_size)[None, :]
+        ranks = torch.arange(vocab_size, device=logits.device)[None, :]
         least = falling.values.gather(-1, (top_k.clamp(1, vocab_size) - 1)[:, None])
         stays = (falling.values >= least) & (weights >= min_p.float())
         eligible = torch.where(falling.values >= least, weights, 0.0).double()

@@ -41,6 +41,7 @@ from executor_service.steps import (
     Feature,
     FinishedStep,
     ModelInfo,
+    ModelVectors,
     Runner,
     StepExecutor,
     StepInput,
@@ -51,6 +52,7 @@ from splitserve_adapters import AdapterInvalid
 from splitserve_contract import DomainError
 from splitserve_rpc import OPEN, RunningServer, ServerSecurity, bind_server
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
+from tests.support.fakes.vector_runner import VectorRunner
 from tests.support.processes.addresses import reserve_address
 
 
@@ -144,7 +146,7 @@ class FakeAdapters:
 class _Life:
     """State of one executor process."""
 
-    runner: FakeRunner
+    runner: FakeRunner | VectorRunner
     server: ExecutorServer
     registry: GrpcRegistry
     registering: asyncio.Task[None]
@@ -156,7 +158,7 @@ class FakeExecutor:
 
     `registration_pause_s`: between two attempts, instead of a second. `us_per_block`,
     `us_per_token`: see FakeRunner. `adapters`: those that it loads for its scheduler; None if it
-    has its own, or none.
+    has its own, or none. `vectors`: what it returns, by a VectorRunner; None for tokens.
     """
 
     scheduler_address: str | None = None
@@ -179,6 +181,7 @@ class FakeExecutor:
     registration_pause_s: float = 0.02
     num_steps: int = 0
     adapters: FakeAdapters | None = None
+    vectors: ModelVectors | None = None
     violations: list[str] = field(default_factory=list)
     _life: _Life | None = None
     _listen: str = field(default_factory=reserve_address)
@@ -198,8 +201,10 @@ class FakeExecutor:
 
     @property
     def runner(self) -> FakeRunner:
-        """The runner of the present life."""
-        return self._present.runner
+        """The runner of the present life, which samples tokens."""
+        runner = self._present.runner
+        assert isinstance(runner, FakeRunner), "it returns vectors"
+        return runner
 
     @property
     def address(self) -> str:
@@ -208,6 +213,25 @@ class FakeExecutor:
 
     async def start(self) -> None:
         """Begins a life: a new epoch, empty pools, the same address as before."""
+        registry = GrpcRegistry(self.scheduler_address or "")
+        adapters = self.adapters
+        if adapters is not None:
+            adapters.by_name.clear()
+        runner = self._new_runner()
+        server = await start_executor(
+            self._new_info(),
+            _Counted(self, runner),
+            self._listen,
+            self.tokenizer_files,
+            adapters=None if adapters is None else AdapterLoading(adapters, registry.fetch_adapter),
+        )
+        registering = asyncio.create_task(self._register(server, registry))
+        self._life = _Life(runner, server, registry, registering)
+
+    def _new_runner(self) -> FakeRunner | VectorRunner:
+        if self.vectors is not None:
+            num_blocks = 0 if self.vectors.is_uncached else self.num_device_blocks
+            return VectorRunner(self.block_size, num_blocks, self.fault)
         runner = FakeRunner(
             block_size=self.block_size,
             num_device_blocks=self.num_device_blocks,
@@ -220,19 +244,7 @@ class FakeExecutor:
             us_per_token=self.us_per_token,
         )
         runner.violations = self.violations
-        registry = GrpcRegistry(self.scheduler_address or "")
-        adapters = self.adapters
-        if adapters is not None:
-            adapters.by_name.clear()
-        server = await start_executor(
-            self._new_info(),
-            _Counted(self, runner),
-            self._listen,
-            self.tokenizer_files,
-            adapters=None if adapters is None else AdapterLoading(adapters, registry.fetch_adapter),
-        )
-        registering = asyncio.create_task(self._register(server, registry))
-        self._life = _Life(runner, server, registry, registering)
+        return runner
 
     async def kill(self) -> None:
         """Ends the life at once: open streams break, nothing is finished or said."""
@@ -301,8 +313,11 @@ class FakeExecutor:
             eos_token_ids=self.eos_token_ids,
             sliding_window=self.sliding_window_tokens,
             default_sampling=self.default_sampling,
+            vectors=self.vectors,
         )
         limits, features, support = self.limits, self.features, None
+        if self.vectors is not None:
+            features |= {Feature.POOLING}
         if self.adapters is not None:
             num_slots = self.adapters.num_slots
             features |= {Feature.ADAPTERS}
@@ -329,7 +344,7 @@ class _Counted:
     """Counts the steps of all lives."""
 
     executor: FakeExecutor
-    runner: FakeRunner
+    runner: FakeRunner | VectorRunner
 
     def begin(self, step: StepInput) -> FinishedStep:
         self.executor.num_steps += 1

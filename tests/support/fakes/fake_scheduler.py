@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -134,6 +136,39 @@ def make_finish(request: api.GenerateRequest, sequences: Sequence[FakeSequence])
     return api.Finish(reason=sequences[0].reason, usage=usage)
 
 
+def vector_of(
+    token_ids: Sequence[int], pooling: api.PoolingParams, info: api.PoolingInfo
+) -> list[float]:
+    """Vector of a prompt: a function of its tokens, their order, and what is asked for."""
+    is_embedding = pooling.task == api.POOLING_TASK_EMBEDDING or (
+        not pooling.task and info.embedding_size > 0
+    )
+    size = info.embedding_size if is_embedding else len(info.labels)
+    size = pooling.num_dimensions or size
+    mixed = 1 + sum(place * token_id for place, token_id in enumerate(token_ids, 1))
+    mixed += 31 * pooling.second_text_start
+    numbers = [math.sin(mixed * (place + 1)) for place in range(size)]
+    if pooling.raw:
+        return numbers
+    if is_embedding:
+        length = math.hypot(*numbers)
+        return [number / length for number in numbers]
+    return [1 / (1 + math.exp(-number)) for number in numbers]
+
+
+def make_vector(request: api.GenerateRequest, info: api.PoolingInfo | None) -> api.Finish:
+    """The end of a request for a vector. Raises DomainError where it is not as it should be."""
+    params = request.sampling_params
+    if info is None:
+        raise DomainError("FEATURE_UNSUPPORTED", "the model returns no vectors")
+    if [field.name for field, _ in params.ListFields()] != ["pooling"]:
+        raise DomainError("SAMPLING_PARAMS_INVALID", "a parameter beside pooling is set")
+    vector = vector_of(request.prompt_token_ids, params.pooling, info)
+    usage = api.Usage(num_prompt_tokens=len(request.prompt_token_ids))
+    column = struct.pack(f"<{len(vector)}f", *vector)
+    return api.Finish(reason=api.FINISH_REASON_STOP, usage=usage, vector=column)
+
+
 SERVICE = "splitserve.scheduler.v1.SchedulerService"
 # Of a model by its authors: all that clients may take from a recommendation.
 RECOMMENDED: dict[str, Any] = {
@@ -178,6 +213,8 @@ class FakeScheduler(
     default_sampling_params: scheduler_pb2.SamplingParams | None = None
     slow_compute_reason: str = ""
     quantization: str = ""
+    # Vectors that the model returns instead of tokens.
+    pooling: scheduler_pb2.PoolingInfo | None = None
     # Paths of the listed adapters by name. `adapter_refusal`: reason of refusing any other; empty:
     # others are served, too.
     adapters: dict[str, str] = field(default_factory=dict)
@@ -278,6 +315,11 @@ class FakeScheduler(
             raise DomainError("MODEL_CHANGED", f"served is {self.model_digest}")
         if self.adapter_refusal and request.adapter not in ("", *self.adapters):
             raise DomainError(self.adapter_refusal, f"adapter is {request.adapter!r}")
+        if request.sampling_params.HasField("pooling"):
+            finish = make_vector(request, self.pooling)
+            await self._next_token()
+            yield scheduler_pb2.GenerateResponse(finish=finish)
+            return
         sequences = make_sequences(request)
         if request.sampling_params.HasField("num_prompt_logprobs"):
             is_resumed = any(sequence.token_ids for sequence in sequences)
@@ -352,6 +394,7 @@ class FakeScheduler(
             default_sampling_params=self.default_sampling_params,
             max_message_bytes=self.max_message_bytes,
             quantization=self.quantization,
+            pooling=self.pooling,
         )
 
     async def ListAdapters(self, request, context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201, N802

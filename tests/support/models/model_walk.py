@@ -128,7 +128,7 @@ def _check_size(config: Any) -> None:  # noqa: ANN401
 def _serve(directory: Path, number_format: str) -> Outcome:
     is_int8 = number_format == "int8"
     dtype = "float32" if is_int8 else number_format
-    config = ModelConfig(str(directory), dtype=dtype)
+    config = ModelConfig(str(directory), dtype=dtype, task="generate")
     try:
         compute = choose_compute(lambda: load_model(config), AUTO, _BLOCK_SIZE, is_int8=is_int8)
     except (ModelUnsupported, BackendUnavailable) as error:

@@ -21,6 +21,7 @@ from executor_service.steps import (
     LogprobColumns,
     ModelInfo,
     ParamRows,
+    PoolingParams,
     Runner,
     SamplingParams,
     StepInput,
@@ -105,6 +106,7 @@ class Row:
     cross_blocks: Sequence[int] = ()
     encoder: Sequence[int] = ()
     num_encoder: int | None = None
+    pooling: PoolingParams | None = None
 
 
 def make_step(
@@ -133,6 +135,7 @@ def make_step(
         histories=[None if row.history is None else list(row.history) for row in rows],
         adapters=[row.adapter for row in rows] if any(row.adapter for row in rows) else (),
         cross=_cross(rows) if any(row.cross_blocks for row in rows) else None,
+        pooling=[row.pooling for row in rows] if any(row.pooling for row in rows) else (),
     )
 
 

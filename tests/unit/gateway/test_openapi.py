@@ -35,6 +35,16 @@ def body_schema(path: str) -> dict[str, Any]:
         ("/v1/completions", {"prompt": "a", "frobnicate": 1}, False),
         ("/v1/chat/completions", {"messages": [{"role": "alien", "content": "a"}]}, False),
         ("/detokenize", {}, False),
+        ("/v1/embeddings", {"input": ["a", "b"], "dimensions": 5}, True),
+        ("/v1/embeddings", {"input": [[1, 2], [3]], "encoding_format": "base64"}, True),
+        ("/v1/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}, True),
+        ("/score", {"text_1": "a", "text_2": ["b", "c"]}, True),
+        ("/score", {"queries": "a", "documents": ["b"]}, True),
+        ("/pooling", {"messages": [{"role": "user", "content": "a"}]}, True),
+        ("/v1/embeddings", {"input": []}, False),
+        ("/v1/rerank", {"query": "a", "documents": [None]}, False),
+        ("/score", {"text_1": "a", "documents": "b"}, False),
+        ("/pooling", {}, False),
     ],
 )
 def test_page_describes_bodies_that_are_accepted(

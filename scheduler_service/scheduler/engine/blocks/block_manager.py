@@ -127,12 +127,16 @@ class BlockManager:
         for position, block in enumerate(blocks):
             if block < 0:
                 blocks[position] = fresh.pop()
-                self.draft.moves.swap_in.append((~block, blocks[position]))
-                self._pin_device([blocks[position]])
                 block_hash = sequence.block_hashes[hit.first_index + position + 1]
-                if self.device.publish(blocks[position], block_hash):
-                    self.draft.published.setdefault(NO_STAY, []).append(blocks[position])
+                self._bring_in(~block, blocks[position], block_hash)
         return blocks
+
+    def _bring_in(self, host_block: int, block: int, block_hash: bytes) -> None:
+        """Copies a cached host block, which is pinned, to a device block, and publishes that."""
+        self.draft.moves.swap_in.append((host_block, block))
+        self._pin_device([block])
+        if self.device.publish(block, block_hash):
+            self.draft.published.setdefault(NO_STAY, []).append(block)
 
     def extend(self, row_id: int, num_blocks: int) -> list[int]:
         """Appends `num_blocks` fresh blocks to the table of a row; that many must be free."""
@@ -207,14 +211,53 @@ class BlockManager:
     # -- the encoder's blocks ------------------------------------------------------------------
 
     def num_cross_blocks(self, request: Request) -> int:
-        """Returns the blocks that the encoder's keys and values of a request still need."""
-        if request.cross_blocks:
+        """Returns the blocks to be freed for the encoder's keys and values of a request."""
+        if not request.num_encoder_tokens or request.cross_blocks:
             return 0
-        return self._config.num_blocks_for(request.num_encoder_tokens)
+        num_blocks = self._config.num_blocks_for(request.num_encoder_tokens)
+        found = self.prefixes.find_encoded(request)
+        return num_blocks - self.device.num_referenced([block for block in found if block >= 0])
+
+    def num_to_encode(self, request: Request) -> int:
+        """Returns the encoder tokens that a request without rows would have to encode."""
+        if request.cross_blocks or self.prefixes.find_encoded(request):
+            return 0
+        return request.num_encoder_tokens
+
+    def find_cross(self, request: Request) -> None:
+        """Gives a request the blocks of its encoder that the prefix cache has, if it has all.
+
+        To be called before anything else is allocated for the request, and `allocate_cross` after.
+        """
+        if not request.num_encoder_tokens or request.cross_blocks:
+            return
+        request.cross_blocks = found = self.prefixes.find_encoded(request)
+        request.is_encoded = bool(found)
+        self.device.share([block for block in found if block >= 0])
+        self._pin_host([~block for block in found if block < 0])
 
     def allocate_cross(self, request: Request) -> None:
-        """Gives a request the blocks of its encoder, unless it has them."""
-        request.cross_blocks += self.device.allocate(self.num_cross_blocks(request))
+        """Gives a request the blocks of its encoder that it does not have."""
+        if not request.num_encoder_tokens:
+            return
+        if not request.cross_blocks:
+            num_blocks = self._config.num_blocks_for(request.num_encoder_tokens)
+            request.cross_blocks = self.device.allocate(num_blocks)
+        hashes = self.prefixes.encoder_hashes(request)
+        for index, block in enumerate(request.cross_blocks):
+            if block < 0:
+                [request.cross_blocks[index]] = self.device.allocate(1)
+                self._bring_in(~block, request.cross_blocks[index], hashes[index])
+
+    def publish_cross(self, request: Request, stay_id: int) -> None:
+        """Makes the cross blocks of a request findable, which the step being planned fills.
+
+        `stay_id`: of the row with which they are filled.
+        """
+        hashes = self.prefixes.encoder_hashes(request)
+        for block, block_hash in zip(request.cross_blocks, hashes, strict=False):
+            if self.device.publish(block, block_hash):
+                self.draft.published.setdefault(stay_id, []).append(block)
 
     def release_cross(self, request: Request, last_step_id: int, last_answered: int) -> None:
         """Frees the blocks of a request's encoder after `last_step_id`; their contents are lost."""

@@ -65,6 +65,29 @@ class PrefixCache:
         end, blocks = self._find_window(hashes)
         return PrefixHit(end * block_size, end - len(blocks), tuple(blocks))
 
+    def find_encoded(self, request: Request) -> list[int]:
+        """Returns the cross blocks of a request if all of them exist, as in a PrefixHit."""
+        blocks = []
+        for block_hash in self.encoder_hashes(request):
+            block = self._find_block(block_hash)
+            if block is None:
+                return []
+            blocks.append(block)
+        return blocks
+
+    def encoder_hashes(self, request: Request) -> list[bytes]:
+        """Returns the hashes of the cross blocks of a request; none if they cannot be found.
+
+        Sets `request.encoder_hashes`.
+        """
+        num_tokens, hashes = request.num_encoder_tokens, request.encoder_hashes
+        if num_tokens and not hashes and _uses_cache(self._config, request.sequence):
+            root = root_hash(self._config, request)
+            for index in range(self._config.num_blocks_for(num_tokens)):
+                number = index.to_bytes(_LENGTH_BYTES, "little")
+                hashes.append(blake2b(root + number, person=b"encoder").digest())
+        return hashes
+
     def adopt(self, sequence: Sequence) -> None:
         """Reuses block hashes that other engines of the same hash kind computed for a sequence.
 

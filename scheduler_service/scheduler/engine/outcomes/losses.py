@@ -167,7 +167,8 @@ class FailureRecovery:
             size = taint.size
             for part in parts:
                 if part.stay_id in taint.stay_ids:
-                    taint.blocks.update(part.cross_blocks)
+                    if part.encodes:
+                        taint.blocks.update(part.cross_blocks)
                     taint.blocks |= _written(part, spans)
                 elif not taint.blocks.isdisjoint((*part.blocks, *part.cross_blocks)):
                     taint.stay_ids.add(part.stay_id)
@@ -303,6 +304,8 @@ def detach(request: Request, placement: Placement) -> Request:
         params_set=OF_NO_CORE,
         prepared_for=None,
         is_encoded=False,
+        encoded_in_step=0,
+        encoder_hashes=[],
         cross_blocks=[],
         host_cross_blocks=[],
         completions=list(request.completions),

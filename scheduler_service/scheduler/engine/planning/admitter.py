@@ -50,7 +50,7 @@ class StepBudget:
     `splits_prompts`: a prompt may be computed in chunks. `is_untouched`: the step has no tokens
     yet. `num_reserved`: tokens for running rows that go before the request to be admitted.
     `may_preempt`: running requests may be preempted for a waiting one. `prompts`: limit of prompt
-    tokens in the step; None for no limit.
+    tokens in the step; None for no limit. `num_encoded`: encoder tokens that the step encodes.
     """
 
     num_tokens: int
@@ -59,6 +59,7 @@ class StepBudget:
     num_reserved: int = 0
     may_preempt: bool = True
     prompts: PromptLimit | None = None
+    num_encoded: int = 0
 
     @property
     def num_left(self) -> int:
@@ -177,8 +178,6 @@ class Admitter:
             self.prepare(request)
         if self._keeps_bytes and self._room.num_more_bytes(request) > 0:
             return AdmissionBlocker.BYTES
-        if request.encoder_features is not None and self._room.lacks_encodings(request):
-            return AdmissionBlocker.BUDGET
         return None
 
     def _awaits_adapter(self, request: Request) -> bool:
@@ -540,6 +539,11 @@ class Admitter:
         leader = request.unfinished[0]
         if not self._fits(len(leader.token_ids) - found.num_tokens, budget):
             return AdmissionBlocker.BUDGET
+        num_to_encode = self._placement.blocks.num_to_encode(request)
+        most = self._config.max_num_encoder_tokens
+        if num_to_encode and budget.num_encoded and budget.num_encoded + num_to_encode > most:
+            return AdmissionBlocker.BUDGET
+        budget.num_encoded += num_to_encode
         self._start(request, found)
         num_tokens = self._spend(leader, budget, admitted, num_most)
         if budget.prompts is not None:

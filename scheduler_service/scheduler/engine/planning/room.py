@@ -101,13 +101,6 @@ class Room:
             return AdmissionBlocker.ADAPTER_LOAD
         return AdmissionBlocker.ADAPTER_SLOT
 
-    def lacks_encodings(self, request: Request) -> bool:
-        """Returns whether the next step carries the features of as many requests as it may."""
-        most, new_rows = self._config.max_encodings, self._placement.draft.new_rows.values()
-        if most is None or request.is_encoded:
-            return False
-        return len({s.request.request_id for s in new_rows if not s.request.is_encoded}) >= most
-
     def num_bytes_over(self, request: Request) -> int:
         """Returns by how many bytes parameters of `request` and running requests exceed the limit.
 

@@ -212,9 +212,7 @@ class StepPlanner:
             )
         work = placement.rows.plan_work(row_ids, num_new_tokens, step_id, num_run_on, drafts)
         if Feature.CROSS_ATTENTION in self._config.features:
-            for row_id in row_ids.tolist():
-                request = placement.rows.sequence(row_id).request
-                request.is_encoded = request.num_encoder_tokens > 0
+            self._note_encoded(row_ids, step_id)
         self._publish_singles(work)
         draft = placement.blocks.take_draft()
         placement.last_planned_step_id = step_id
@@ -231,6 +229,16 @@ class StepPlanner:
             draft.notes,
             draft.blockers,
         )
+
+    def _note_encoded(self, row_ids: Int64Array, step_id: int) -> None:
+        """Notes that the encoder tokens of these rows are encoded in a step, unless they were."""
+        placement = self._placement
+        for row_id in row_ids.tolist():
+            request = placement.rows.sequence(row_id).request
+            if request.num_encoder_tokens and not request.is_encoded:
+                request.is_encoded, request.encoded_in_step = True, step_id
+                stay_id = int(placement.rows.stay_ids[row_id])
+                placement.blocks.publish_cross(request, stay_id)
 
     def _new_row(self, sequence: Sequence) -> NewRow:
         rows, request, row_id = self._placement.rows, sequence.request, sequence.row_id

@@ -198,11 +198,11 @@ def test_load_model_refuses_an_encoder_when_precision_hides_what_it_sees(
     if not tells:
         monkeypatch.setattr(
             "executor_service.model.transformers_attention._refuse_unknown_arguments",
-            lambda *_: None,
+            lambda *_, **__: None,
         )
     reason = "is not causal" if tells else r"differ from those of transformers .* in torch\.float32"
     with pytest.raises(ModelUnsupported, match=reason):
-        load_model(ModelConfig(str(tmp_path), dtype=dtype))
+        load_model(ModelConfig(str(tmp_path), dtype=dtype, task="generate"))
 
 
 def test_load_model_takes_the_positions_of_the_decoder_of_an_encoder(

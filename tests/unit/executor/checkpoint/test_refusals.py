@@ -47,10 +47,10 @@ def asks_no_transformers(monkeypatch: pytest.MonkeyPatch, reads_no_weights: None
     monkeypatch.setattr("executor_service.checkpoint.model_loader._read_config", read)
 
 
-def refusal(directory: Path) -> str:
+def refusal(directory: Path, task: str = "auto") -> str:
     """The one line that `directory` is refused with; it may not hint at what would not help."""
     with pytest.raises(ExecutorError) as caught:
-        load_model(ModelConfig(str(directory)))
+        load_model(ModelConfig(str(directory), task=task))
     text = str(caught.value)
     assert "\n" not in text
     for bad_advice in ("optimum", "trust_remote_code", "pip install", "Traceback"):
@@ -122,10 +122,6 @@ NO_CHECKPOINTS: list[tuple[Write, str]] = [
     (_touch("config.json", "tokenizer.json"), "no weights (neither model.safetensors nor"),
     (_touch("README.md"), "config.json is missing; found: README.md, not served"),
     (_touch("snapshots/12/config.json", "snapshots/12/model.safetensors"), "did you mean"),
-    (
-        _config(LLAMA, "config_sentence_transformers.json"),
-        "a sentence-transformers model, which makes embeddings",
-    ),
 ]
 
 UNKNOWN_METHODS: list[tuple[dict[str, Any], str]] = [
@@ -319,11 +315,11 @@ KINDS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.usefixtures("reads_no_weights")
 @pytest.mark.parametrize(("config", "kind"), KINDS)
-def test_load_model_names_the_kind_of_other_models(
+def test_load_model_names_the_kind_of_other_models_when_it_must_generate(
     tmp_path: Path, config: Mapping[str, Any], kind: str
 ) -> None:
     write_checkpoint(tmp_path, config)
-    text = refusal(tmp_path)
+    text = refusal(tmp_path, task="generate")
     assert text.startswith(f"{config['model_type']}: ")
     for part in (kind, *config.get("architectures", [])):
         assert part in text
@@ -390,7 +386,7 @@ def test_load_model_refuses_an_encoder_when_its_weights_are_gentle(
     with pytest.raises(
         ModelUnsupported, match="bidirectional encoder, whose tokens attend to later ones"
     ) as caught:
-        load_model(ModelConfig(str(tmp_path), dtype=dtype))
+        load_model(ModelConfig(str(tmp_path), dtype=dtype, task="generate"))
     assert "\n" not in str(caught.value)
 
 

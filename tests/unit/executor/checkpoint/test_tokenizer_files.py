@@ -66,6 +66,41 @@ def test_token_ids_are_those_of_transformers_for_all_files(
             assert own.decode(ids, skip_special_tokens=skips) == expected, (text, skips)
 
 
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "one", "two", "t", "##wo", "##s", "Two", "."]
+
+
+@pytest.mark.parametrize("lowers", [False, True])
+@pytest.mark.parametrize("model_type", ["bert", "mpnet", "roberta"])
+def test_pairs_and_prompts_are_those_of_sentence_transformers(
+    model_type: str, lowers: bool, tmp_path: Path
+) -> None:
+    if model_type == "roberta":
+        FOLDERS["tokenizer.json"](tmp_path)
+        write_config(tmp_path, tokenizer_class="RobertaTokenizer", **SPECIAL)
+    else:
+        (tmp_path / "vocab.txt").write_text("\n".join(WORDS))
+        name = "BertTokenizer" if model_type == "bert" else "MPNetTokenizer"
+        write_config(tmp_path, tokenizer_class=name, do_lower_case=False)
+    sentences = {"prompts": {"query": "one "}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(sentences))
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": lowers}))
+    own = read_in(tmp_path, model_type).vector_texts
+    theirs: Any = AutoTokenizer.from_pretrained(tmp_path)
+
+    assert own.prompt(None) == "one "
+    for max_tokens in (None, 7):
+        cut = {"truncation": max_tokens is not None, "max_length": max_tokens}
+        for first, second in (("one two.", "Twos one Two"), ("Two", ". . . . . .")):
+            texts = (first.lower(), second.lower()) if lowers else (first, second)
+            expected = theirs(*texts, return_token_type_ids=True, **cut)
+            pair = own.encode_pair(first, second, max_tokens=max_tokens)
+            assert pair.token_ids == expected["input_ids"]
+            types = expected["token_type_ids"]
+            assert pair.second_text_start == (types.index(1) if 1 in types else 0)
+            expected = theirs(texts[1], **cut)["input_ids"]
+            assert own.encode(second, max_tokens=max_tokens) == expected
+
+
 CHAT = [{"role": "user", "content": "hi"}]
 
 

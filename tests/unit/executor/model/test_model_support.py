@@ -85,6 +85,7 @@ def test_show_progress_shows_a_bar_when_a_terminal_waits_long(
 class _Context:
     """Gives back the values; remembers the options."""
 
+    sees_later = False
     options: AttentionOptions
 
     def attend(

@@ -27,6 +27,7 @@ from executor_service.sampling import (
 )
 from executor_service.steps import LogprobColumns, SamplingParams
 from tests.support.devices.recorded_ops import WaitedForDevice, nobody_waits
+from tests.support.models.philox import philox, random_number
 from tests.support.steps.step_driver import make_sampling_rows
 
 Floats = npt.NDArray[np.float32]
@@ -396,21 +397,6 @@ def _words(text: str) -> list[int]:
     return [int(word, 16) for word in text.split()]
 
 
-def _philox(counter: list[int], key: list[int]) -> list[int]:
-    """Philox on Python's integers, one counter at a time."""
-    c, k = list(counter), list(key)
-    for _ in range(10):
-        product0, product1 = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
-        c = [
-            (product1 >> 32) ^ c[1] ^ k[0],
-            product1 & 0xFFFFFFFF,
-            (product0 >> 32) ^ c[3] ^ k[1],
-            product0 & 0xFFFFFFFF,
-        ]
-        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    return c
-
-
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
 def test_philox_gives_the_published_words_when_given_a_known_counter(
     counter: str, key: str, expected: str
@@ -419,16 +405,13 @@ def test_philox_gives_the_published_words_when_given_a_known_counter(
     k0, k1 = (torch.tensor([word]) for word in _words(key))
     result = philox_4x32_10((c0, c1, c2, c3), (k0, k1))
     assert [word.item() for word in result] == _words(expected)
+    assert philox(_words(counter), _words(key)) == _words(expected)
 
 
 def test_uniform_follows_the_contract_when_seeds_use_all_bits() -> None:
     seeds = [0, 1, -1, -(2**63), 2**63 - 1, 0x1234_5678_9ABC_DEF0]
     positions = [0, 1, 77, 2**31 - 1, 5, 2**32 + 3]
-    expected = []
-    for seed, position in zip(seeds, positions, strict=True):
-        bits = seed % 2**64
-        a, b, _, _ = _philox([position % 2**32, position >> 32, 0, 0], [bits % 2**32, bits >> 32])
-        expected.append((a * 2**21 + (b >> 11)) / 2**53)
+    expected = list(map(random_number, seeds, positions))
     assert uniform(torch.tensor(seeds), torch.tensor(positions)).tolist() == expected
 
 

@@ -34,7 +34,7 @@ class MovingFleet:
     def models(self, _: object) -> list[Model]:
         return []
 
-    def choose(self, model: str, _: object) -> NoReturn:
+    def choose(self, model: str, *_: object, **__: object) -> NoReturn:
         raise model_unknown(model, [])
 
 

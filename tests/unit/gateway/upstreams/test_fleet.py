@@ -11,16 +11,20 @@ from typing import Any, ClassVar
 
 import pytest
 
+from splitserve.scheduler.v1.scheduler_pb2 import PoolingInfo
 from splitserve_client import (
     ClientConfig,
     CredentialsUnusable,
     Draining,
     ModelNotReady,
+    PoolingParams,
     RetryPolicy,
+    SamplingParams,
     SchedulingParams,
     ServerUnreachable,
     SplitserveError,
     UnreadBudget,
+    collect_vector,
 )
 from splitserve_common import StaticDiscovery
 from splitserve_contract import DomainError
@@ -28,7 +32,13 @@ from splitserve_gateway.http import error_of
 from splitserve_gateway.upstreams import Fleet, Upstream, UpstreamRequest
 from splitserve_gateway.upstreams import fleet as fleet_module
 from splitserve_gateway.upstreams import upstream as upstream_module
-from tests.support.fakes.fake_scheduler import Cut, FakeScheduler, expected_tokens, start
+from tests.support.fakes.fake_scheduler import (
+    Cut,
+    FakeScheduler,
+    expected_tokens,
+    start,
+    vector_of,
+)
 from tests.support.fakes.running_schedulers import (
     EXPECTED,
     PARAMS,
@@ -199,6 +209,26 @@ async def test_stream_moves_when_its_scheduler_stops(
         assert resumed.sampling_params.seed == drawn
         known = list(resumed.resume_token_ids)
         assert known == expected[: len(known)]
+
+
+@pytest.mark.usefixtures("asked_often")
+async def test_vector_moves_when_its_scheduler_is_lost() -> None:
+    async with schedulers(2) as running:
+        info = PoolingInfo(embedding_size=4)
+        for fake in running.fakes:
+            fake.pooling = info
+        first, second = running.fakes
+        first.hold = asyncio.Event()
+        upstream, served = running.fleet.choose(None)
+        params = SamplingParams(pooling=PoolingParams())
+        digest = served.model.digest
+        request = UpstreamRequest(upstream, PROMPT, params, SchedulingParams(), digest)
+        coming = asyncio.create_task(collect_vector(request.events()))
+        await running.until(lambda: running.num_requests == [1, 0])
+        await running.servers[0].server.stop(None)
+        found = await coming
+        expected = vector_of(PROMPT, second.requests[0].sampling_params.pooling, info)
+        assert found.vector.tolist() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.usefixtures("asked_often")

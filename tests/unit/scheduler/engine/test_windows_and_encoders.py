@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.scheduler.values import BatchPolicyName, Feature, PreemptionMode, StepPlan
+from executor_service.steps import RowStatus, StepInput
+from scheduler_service.scheduler.values import (
+    BatchPolicyName,
+    Feature,
+    PreemptionMode,
+    SchedulingParams,
+    StepPlan,
+)
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.support.core.driver import CoreDriver
 from tests.support.core.in_process import CheckedEngine
+from tests.support.fakes.fake_runner import StepFault
 
 
 def most_blocks_in_use(engine: CheckedEngine) -> int:
@@ -170,3 +178,115 @@ def test_blocks_are_shared_when_encoder_and_prompt_agree() -> None:
     driver.add(9, "other", encoder=[*ENCODER[:-1], 99])
     driver.add(9, "none")
     assert driver.next_rows() == [("same", 8, 1), ("other", 0, 9), ("none", 0, 9)]
+
+
+# -- encoder tokens in the prefix cache --------------------------------------------------------
+
+
+def num_encodings(engine: CheckedEngine) -> int:
+    """Requests whose encoder tokens some planned step encodes."""
+    return sum(request.encoded_in_step > 0 for request in engine.requests)
+
+
+def test_encoder_runs_once_for_requests_with_the_same_input() -> None:
+    engine = CheckedEngine(depth=2)
+    first = engine.add([1, 2, 3], encoder=ENCODER, max_tokens=6)
+    engine.step()
+    second = engine.add([7, 8], encoder=ENCODER, max_tokens=6)
+    engine.step()
+    assert second.cross_blocks == first.cross_blocks
+    assert num_encodings(engine) == 1
+    engine.run()
+    # The blocks are free now, and can still be found.
+    engine.add([9], encoder=ENCODER, max_tokens=3)
+    engine.run()
+    assert num_encodings(engine) == 1
+
+
+@pytest.mark.parametrize(
+    ("encoder", "scheduling"),
+    [
+        ([*ENCODER[:-1], 99], SchedulingParams()),
+        (ENCODER[:-1], SchedulingParams()),
+        (ENCODER, SchedulingParams(tenant="other")),
+        (ENCODER, SchedulingParams(cache_salt="salt")),
+        (ENCODER, SchedulingParams(adapter="french")),
+        (ENCODER, SchedulingParams(uses_prefix_cache=False)),
+    ],
+)
+def test_encoder_runs_again_for_what_must_not_be_shared(
+    encoder: list[int], scheduling: SchedulingParams
+) -> None:
+    engine = CheckedEngine()
+    engine.add([1, 2, 3], encoder=ENCODER, max_tokens=3)
+    engine.add([1, 2, 3], encoder=encoder, scheduling=scheduling, max_tokens=3)
+    engine.run()
+    assert num_encodings(engine) == 2
+
+
+def test_encoder_tokens_come_back_from_the_host_pool() -> None:
+    engine = CheckedEngine(num_device_blocks=8, num_host_blocks=16)
+    engine.add([1, 2, 3], encoder=ENCODER, max_tokens=2)
+    engine.run()
+    engine.add(list(range(1, 28)), max_tokens=2)  # needs all device blocks
+    engine.run()
+    engine.add([4, 5, 6], encoder=ENCODER, max_tokens=2)
+    engine.run()
+    assert num_encodings(engine) == 1
+
+
+def test_encoder_tokens_of_a_preempted_request_are_found_again() -> None:
+    engine = CheckedEngine(preemption_mode=PreemptionMode.RECOMPUTE)
+    request = engine.add([1, 2, 3], encoder=ENCODER, max_tokens=6)
+    engine.step(2)
+    engine.preempt(request)
+    step = request.encoded_in_step
+    engine.run()
+    assert request.encoded_in_step == step
+
+
+def test_readers_of_encoder_tokens_are_recomputed_when_these_are_lost() -> None:
+    faults = iter([StepFault(rows={0: RowStatus.FAILED})])
+    engine = CheckedEngine(depth=1, fault=lambda _step: next(faults, StepFault()))
+    bad = engine.add([1, 2, 3], encoder=ENCODER, max_tokens=6)
+    engine.engine.fill()
+    engine.engine.depth = 2
+    good = engine.add([7, 8], encoder=ENCODER, max_tokens=6)
+    engine.engine.fill()
+    assert good.cross_blocks == bad.cross_blocks
+    engine.drain()
+    assert bad.error is not None
+    assert bad.error[0] == "ROW_FAILED"
+    engine.check_tokens(good)
+    assert good.encoded_in_step > 0
+
+
+def test_readers_of_encoder_tokens_go_on_when_the_request_that_brought_them_fails() -> None:
+    step_ids = iter(range(1, 100))
+
+    def fault(_step: StepInput) -> StepFault:
+        return StepFault(rows={0: RowStatus.FAILED} if next(step_ids) == 4 else {})
+
+    engine = CheckedEngine(fault=fault)
+    bad = engine.add([1, 2, 3], encoder=ENCODER, max_tokens=9)
+    engine.step(2)
+    good = engine.add([7, 8], encoder=ENCODER, max_tokens=9)
+    engine.drain()
+    assert bad.error is not None
+    engine.check_tokens(good)
+    assert (good.num_fruitless_losses, good.encoded_in_step) == (0, 0)
+    engine.check_blocks()
+
+
+def test_steps_encode_no_more_than_their_budget() -> None:
+    driver = encoder_driver(max_num_encoder_tokens=14)
+    for number in range(5):
+        driver.add(3, f"r{number}", encoder=[number, *ENCODER], max_tokens=2)
+    driver.add(3, "long", encoder=list(range(40)), max_tokens=2)
+    driver.add(3, "none", max_tokens=2)
+    encoded_tokens = []
+    while (plan := driver.plan()) is not None:
+        rows = [row for row in plan.new_rows if row.encoder_token_ids is not None]
+        encoded_tokens.append([len(row.encoder_token_ids) for row in rows])  # type: ignore[arg-type]
+        driver.answer()
+    assert [each for each in encoded_tokens if each] == [[7, 7], [7, 7], [7], [40]]

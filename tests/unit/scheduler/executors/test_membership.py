@@ -7,6 +7,8 @@ import gc
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import reduce
+from typing import Any
 
 import pytest
 
@@ -110,7 +112,11 @@ async def test_model_is_that_of_executors_that_answer() -> None:
 def set_path(info: pb.ExecutorInfo, path: str, value: object) -> None:
     """Sets a field, or one of a message in `info`: `model.digest`."""
     *parents, name = path.split(".")
-    setattr(getattr(info, parents[0]) if parents else info, name, value)
+    target: Any = reduce(getattr, parents, info)
+    if isinstance(value, list):
+        getattr(target, name).extend(value)
+    else:
+        setattr(target, name, value)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +203,11 @@ async def test_registrations_are_bounded_when_nobody_answers() -> None:
         ("adapter_support.max_num_loaded", 1),
         ("adapter_support.max_num_loaded", 2**31 - 1),
         ("adapter_support.max_rank", 0),
+        ("model.pooling.embedding_size", -1),
+        ("model.pooling.embedding_size", 2**16 + 1),
+        ("model.pooling.labels", ["x"] * (2**16 + 1)),
+        ("model.pooling.labels", ["x" * (2**20 + 1)]),
+        ("num_host_blocks", 1),
         ("trial_step.took_us", 0),
         ("trial_step.took_us", 2**60),
         ("trial_step.num_tokens", -1),
@@ -223,6 +234,11 @@ def test_info_is_refused_when_a_field_is_out_of_range(path: str, value: object) 
         info.features.append(pb.FEATURE_ADAPTERS)
         info.limits.max_adapters_per_step = 2
         info.adapter_support.CopyFrom(pb.AdapterSupport(max_num_loaded=2, max_rank=1))
+        check_executor_info(info)
+    if path.startswith("model.pooling") or path == "num_host_blocks":
+        info.features.append(pb.FEATURE_POOLING)
+        info.model.pooling.CopyFrom(pb.PoolingInfo(embedding_size=8, uncached=True))
+        info.num_host_blocks = 0
         check_executor_info(info)
     set_path(info, path, value)
     with pytest.raises(DomainError) as refusal:

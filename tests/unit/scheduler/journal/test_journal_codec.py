@@ -33,6 +33,8 @@ from scheduler_service.scheduler.values import (
     FinishReason,
     FleetConfig,
     Grammar,
+    PoolingParams,
+    PoolingTask,
     PreemptionMode,
     Request,
     SamplingParams,
@@ -44,6 +46,7 @@ from scheduler_service.scheduler.values import (
     Speculation,
     StepOutcome,
     StepStatus,
+    VectorSizes,
 )
 from scheduler_service.step_codec import ReceivedResult, decode_result
 from splitserve.executor.v1 import executor_pb2 as executor
@@ -55,6 +58,8 @@ CONFIG = make_config(
     num_host_blocks=3,
     block_bytes=2**40,
     sliding_window=7,
+    max_encoder_tokens=5,
+    vectors=VectorSizes(6, 2, is_uncached=True),
     max_adapters=2,
     model_digest="abc",
     max_params_bytes=2**40,
@@ -66,6 +71,7 @@ CONFIG = make_config(
     max_run_ahead_ms=17,
     speculation=Speculation.PROMPT_LOOKUP,
     max_draft_tokens=3,
+    max_num_encoder_tokens=11,
     preemption_mode=PreemptionMode.SWAP,
     batch_policy=BatchPolicyName.PREFILL_FIRST,
     delay_factor=0.1,
@@ -93,6 +99,7 @@ PARAMS = SamplingParams(
     allowed_token_ids=frozenset({9, 7}),
     bad_words_token_ids=((5,), (7, 6, 7)),
     grammar=Grammar("choices", ("a",)),
+    pooling=PoolingParams(PoolingTask.SCORES, 3, raw=True, second_text_start=2),
 )
 SCHEDULING = SchedulingParams(
     -3, "tenant", 2**60, "adapter", "salt", uses_prefix_cache=False, num_public_prefix_tokens=7
@@ -109,8 +116,15 @@ SET_BY_READMIT = {
     "queued_at_ns",
     "num_queued_tokens",
 }
-OF_A_CORE = {"cross_blocks", "host_cross_blocks", "is_encoded", "status"}
-OF_AN_END = {"finish_reason", "error", "completions"}
+OF_A_CORE = {
+    "cross_blocks",
+    "host_cross_blocks",
+    "is_encoded",
+    "encoded_in_step",
+    "encoder_hashes",
+    "status",
+}
+OF_AN_END = {"finish_reason", "error", "completions", "vector"}
 OF_A_ROW = {"request", "row_id", "num_promised", "num_computed", "host_table", "candidates"}
 DERIVED = {"block_hashes", "chains"}
 
@@ -167,6 +181,8 @@ def test_value_is_the_same_when_it_comes_back(
         (Assignment, journal.JournaledAssignment),
         (SamplingParams, journal.JournaledSamplingParams),
         (BeamParams, journal.JournaledBeamParams),
+        (PoolingParams, journal.JournaledPoolingParams),
+        (VectorSizes, journal.JournaledVectorSizes),
         (SchedulingParams, journal.JournaledSchedulingParams),
     ],
 )

@@ -1,0 +1,68 @@
+"""Kinds of models: which return text, embeddings, classes or scores of pairs."""
+
+from __future__ import annotations
+
+from splitserve_client import Model, Pooling
+from splitserve_gateway.http import invalid
+from splitserve_gateway.upstreams import ServedByScheduler
+
+
+def generates(model: Model) -> bool:
+    """Returns whether the model returns text."""
+    return model.pooling is None
+
+
+def pools(model: Model) -> bool:
+    """Returns whether the model returns vectors."""
+    return model.pooling is not None
+
+
+def embeds(model: Model) -> bool:
+    """Returns whether the model returns embeddings."""
+    return model.pooling is not None and model.pooling.embedding_size > 0
+
+
+def classifies(model: Model) -> bool:
+    """Returns whether the model scores labels."""
+    return model.pooling is not None and bool(model.pooling.labels)
+
+
+def scores_pairs(model: Model) -> bool:
+    """Returns whether the model scores pairs of texts with its only label."""
+    return model.pooling is not None and len(model.pooling.labels) == 1
+
+
+def compares(model: Model) -> bool:
+    """Returns whether the model tells how well two texts match."""
+    return embeds(model) or scores_pairs(model)
+
+
+_PATHS = {
+    "POST /v1/embeddings": embeds,
+    "POST /v1/rerank": compares,
+    "POST /score": compares,
+    "POST /classify": classifies,
+    "POST /pooling": pools,
+}
+
+
+def vector_paths(model: Model) -> str:
+    """Returns the endpoints for a model that returns vectors, for errors."""
+    return ", ".join(path for path, is_for in _PATHS.items() if is_for(model))
+
+
+def check_generates(model: Model) -> None:
+    """Raises ApiError if the model returns vectors instead of text."""
+    if not generates(model):
+        what = f"the model {model.name!r} returns vectors and no text"
+        raise invalid(f"{what}; allowed: {vector_paths(model)}", "model")
+
+
+def pooling_of(served: ServedByScheduler) -> Pooling:
+    """Returns the vectors that the model has. Raises ApiError if it returns text instead."""
+    if served.model.pooling is None:
+        message = f"the model {served.model.name!r} returns text and no vectors; allowed:"
+        is_chat = served.tokenizer is not None and served.tokenizer.has_chat_template
+        chats = ", POST /v1/chat/completions, POST /v1/responses" if is_chat else ""
+        raise invalid(f"{message} POST /v1/completions{chats}", "model")
+    return served.model.pooling
