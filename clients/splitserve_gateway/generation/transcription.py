@@ -281,7 +281,7 @@ def speech_of(serving: Serving) -> tuple[SpeechTokens, AudioInput]:
         )
     if served.speech is None:
         raise TokenizerUnavailable(
-            f"the model {served.model.name!r} is served without a tokenizer"
-            f" ({served.tokenizer_problem or 'its executors offer none'}), so no text can be written"
+            f"the model {served.model.name!r} is served without a tokenizer, so no text can be"
+            f" written ({served.tokenizer_problem or 'its executors offer none'})"
         )
     return served.speech, encoder.audio

@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from splitserve_gateway.schemas.base import ApiRequest, Int32, Int64, Label
+from splitserve_gateway.schemas.base import (
+    NULL_IS_DEFAULT,
+    ApiRequest,
+    Flag,
+    Int32,
+    Int64,
+    Label,
+    Refused,
+)
 
 MAX_PROMPT_CHARS = 16_384
 
@@ -20,8 +28,8 @@ class TranslationRequest(ApiRequest):
 
     model: Label | None = None
     prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)] | None = None
-    response_format: TranscriptFormat = "json"
-    temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
+    response_format: Annotated[TranscriptFormat, NULL_IS_DEFAULT] = "json"
+    temperature: Annotated[float, Field(ge=0, le=1), NULL_IS_DEFAULT] = 0.0
 
     seed: Int64 | None = None
     user: Label | None = None
@@ -35,8 +43,13 @@ class TranscriptionRequest(TranslationRequest):
     """Form of a transcription. `language`: a code such as `en`; detected if it is absent."""
 
     language: Annotated[str, Field(max_length=16)] | None = None
-    timestamp_granularities: list[Literal["segment", "word"]] = Field(default_factory=list)
-    stream: bool = False
+    timestamp_granularities: Annotated[tuple[Literal["segment", "word"], ...], NULL_IS_DEFAULT] = ()
+    stream: Flag = False
+
+    chunking_strategy: Refused = None
+    include: Refused = None
+    known_speaker_names: Refused = None
+    known_speaker_references: Refused = None
 
 
 def form_values(fields: dict[str, list[str]]) -> dict[str, object]:
