@@ -170,11 +170,12 @@ class EncoderDecoder(nn.Module):
 
     def encode(self, encoder_input: Tensor) -> Tensor:
         """Returns the encoder's output [1, E, W] for token ids [1, E], or features [1, M, F]."""
-        encoder, states = self.whole.get_encoder(), Tensor()
+        encoder = self.whole.get_encoder()
         if self.audio is None:
-            states = encoder(input_ids=encoder_input).last_hidden_state
+            output = encoder(input_ids=encoder_input)
         else:
-            states = encoder(encoder_input.to(self.dtype)).last_hidden_state
+            output = encoder(encoder_input.to(self.dtype))
+        states: Tensor = output.last_hidden_state
         return states
 
     def cross_keys_and_values(self, states: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

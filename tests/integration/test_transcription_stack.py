@@ -238,7 +238,7 @@ async def test_segments_equal_those_of_generate(
     )
     expected = stack.segments(0, num_seconds, language="de", task="transcribe")
     assert answer.segments is not None
-    found = [(each.start, each.end, each.text) for each in answer.segments]
+    found: list[object] = [(each.start, each.end, each.text) for each in answer.segments]
     assert found == [
         (
             pytest.approx(float(each["start"]), abs=1e-3),
@@ -264,7 +264,7 @@ async def test_formats_show_the_same_segments(
         "language": "de",
     }
     answers = {
-        kind: await create(response_format=kind, **fields)  # type: ignore[call-overload]
+        kind: await create(response_format=kind, **fields)
         for kind in ("json", "text", "srt", "vtt", "verbose_json")
     }
     segments = answers["verbose_json"].segments

@@ -197,7 +197,7 @@ def test_beams_equal_those_of_generate(
     kept = {each: getattr(pair.reference.generation_config, each) for each in options}
     beams = {"beam": BeamParams(4, 1.0, EarlyStopping.HEURISTIC)}
     engine = pair.engine(name, preempt_at={4, 7}, num_host_blocks=64)
-    plain = {"transcription": None, "logit_bias": {}}
+    plain: dict[str, object] = {"transcription": None, "logit_bias": {}}
     [output] = engine.serve(request(0, QUESTIONS[0], **plain, **beams))
     try:
         for each, value in options.items():

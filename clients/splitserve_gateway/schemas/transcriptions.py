@@ -48,6 +48,8 @@ class TranscriptionRequest(TranslationRequest):
 
     chunking_strategy: Refused = None
     include: Refused = None
+    keywords: Refused = None
+    languages: Refused = None
     known_speaker_names: Refused = None
     known_speaker_references: Refused = None
 

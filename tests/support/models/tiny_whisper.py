@@ -116,7 +116,8 @@ def noisy_tone(seed: int, num_seconds: float = 1.0) -> npt.NDArray[np.float32]:
     low, rise, noise = generator.uniform((100, 100, 0), (3000, 2000, 0.3))
     tone = np.sin(2 * np.pi * (low + rise * times_s) * times_s)
     sound = 0.4 * tone + noise * generator.standard_normal(len(times_s))
-    return sound.astype(np.float32)
+    samples: npt.NDArray[np.float32] = sound.astype(np.float32)
+    return samples
 
 
 def _save_tokenizer(directory: Path) -> None:
