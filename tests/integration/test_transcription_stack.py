@@ -371,6 +371,7 @@ async def test_malformed_form_is_refused(
         ("/v1/completions", {"prompt_token_ids": [5]}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
         ("/v1/responses", {"input": "x"}),
+        ("/v1/embeddings", {"input": "x"}),
     ],
 )
 async def test_endpoints_of_texts_name_those_of_audio(
@@ -379,5 +380,5 @@ async def test_endpoints_of_texts_name_those_of_audio(
     response = await http.post(path, json=body)
     assert response.status_code == 400, response.text
     error = response.json()["error"]
-    assert error["code"] == "model_takes_audio", error
+    assert error["param"] == "model", error
     assert "/v1/audio/transcriptions" in error["message"]

@@ -21,6 +21,7 @@ from splitserve_gateway.generation import (
     Transcription,
     TranscriptionTask,
     speech_of,
+    transcribes,
 )
 from splitserve_gateway.http import (
     NAMED_EVENTS,
@@ -113,7 +114,7 @@ def _check(body: TranscriptionRequest) -> None:
 async def _transcription(
     gateway: Gateway, body: TranslationRequest, data: bytearray, task: SpeechTask
 ) -> Transcription:
-    serving = await gateway.choose(body.model)
+    serving = await gateway.choose(body.model, transcribes)
     speech, audio = speech_of(serving)
     wanted = TranscriptionTask(
         task,

@@ -36,6 +36,7 @@ from splitserve_gateway.generation.model_kinds import (
     generates,
     pooling_of,
     pools,
+    transcribes,
     vector_paths,
 )
 from splitserve_gateway.generation.prompts import (
@@ -127,6 +128,7 @@ __all__ = [
     "text_request",
     "tokenizer_of",
     "tools_of",
+    "transcribes",
     "upstream_id",
     "vector_paths",
     "vector_request",

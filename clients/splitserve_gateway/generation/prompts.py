@@ -56,24 +56,11 @@ class EncodedPrompt:
         return len(self.encoder_token_ids) + len(self.token_ids)
 
 
-def refuse_audio_models(served: ServedByScheduler) -> None:
-    """Raises ApiError for a model that takes audio, and no prompts alone."""
-    encoder = served.model.encoder
-    if encoder is not None and encoder.audio is not None:
-        raise invalid(
-            f"the model {served.model.name!r} takes audio; allowed: POST /v1/audio/transcriptions"
-            " and /v1/audio/translations",
-            "model",
-            "model_takes_audio",
-        )
-
-
 async def encode_prompts(body: CompletionRequest, served: ServedByScheduler) -> list[EncodedPrompt]:
     """Returns the encoded prompts of a completion. Prompts of token ids need no tokenizer.
 
     Raises ApiError and SplitserveError.
     """
-    refuse_audio_models(served)
     tokenizer, prompts = served.tokenizer, body.prompts
     size = sum(map(len, prompts)) + _CHARS_PER_CALL * len(prompts)
     truncate = body.truncate_prompt_tokens
@@ -280,7 +267,6 @@ async def encode_chat(
     Raises ApiError and SplitserveError.
     """
     _check(body)
-    refuse_audio_models(served)
     if served.model.encoder is not None:
         message = "the model has an encoder and no chats; allowed: POST /v1/completions"
         raise invalid(message, "messages")

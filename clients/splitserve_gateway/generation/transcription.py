@@ -277,7 +277,6 @@ def speech_of(serving: Serving) -> tuple[SpeechTokens, AudioInput]:
         raise invalid(
             f"the model {served.model.name!r} takes no audio; allowed: a speech model",
             "model",
-            "model_takes_no_audio",
         )
     if served.speech is None:
         raise TokenizerUnavailable(
