@@ -13,6 +13,7 @@ from torch import Tensor
 
 from executor_service.backends import AUTO, TORCH, choose_compute
 from executor_service.checkpoint import ModelConfig, load_model
+from executor_service.service import decode_batch, encode_answer
 from scheduler_service.scheduler.values import (
     BeamParams,
     EarlyStopping,
@@ -23,6 +24,7 @@ from scheduler_service.scheduler.values import (
     SamplingParams,
     TranscriptionRules,
 )
+from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_kernels.cpu import NativeLibrary
 from tests.support.models.model_pair import ObservedEngine
 from tests.support.models.tiny_whisper import (
@@ -237,3 +239,60 @@ def test_prefix_is_shared_only_by_requests_with_the_same_audio(pair: WhisperPair
         engine.serve(each)
     assert [each.num_cached_tokens for each in (first, again, other)] == [0, 2, 0]
     assert engine.delivered["0"] == engine.delivered["1"]
+
+
+SPOILED: dict[str, tuple[dict[str, bytes], str]] = {
+    "too few": (
+        {
+            "encoder_feature_offsets": np.array([0, 8], "<i4").tobytes(),
+            "encoder_features": bytes(32),
+        },
+        "new_rows.encoder_feature_offsets",
+    ),
+    "offsets": (
+        {"encoder_feature_offsets": np.array([0, 5], "<i4").tobytes()},
+        "new_rows.encoder_feature_offsets",
+    ),
+    "bytes": ({"encoder_features": bytes(5)}, "new_rows.encoder_features"),
+    "positions": (
+        {"num_encoder_tokens": np.array([NUM_POSITIONS - 1], "<i4").tobytes()},
+        "new_rows.num_encoder_tokens",
+    ),
+    "tokens": (
+        {
+            "encoder_offsets": np.array([0, NUM_POSITIONS], "<i4").tobytes(),
+            "encoder_token_ids": bytes(4 * NUM_POSITIONS),
+        },
+        "new_rows.encoder_offsets",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(SPOILED))
+def test_batch_with_wrong_features_is_refused_by_field(case: str, pair: WhisperPair) -> None:
+    columns, field = SPOILED[case]
+    engine = pair.engine(depth=1)
+    engine.add(request(0, QUESTIONS[0]))
+    engine.fill()
+    batch = pb.ScheduleBatch.FromString(engine.in_flight[0][1])
+    for name, column in columns.items():
+        setattr(batch.new_rows, name, column)
+    result = encode_answer(engine.executor.execute(decode_batch(batch)))
+    assert result.status == pb.STEP_STATUS_REFUSED
+    assert result.error.field.startswith(field), result.error
+
+
+def test_row_with_features_that_are_not_finite_fails_alone(pair: WhisperPair) -> None:
+    engine = pair.engine(depth=1, max_num_encoder_tokens=2 * NUM_POSITIONS)
+    bad, good = request(0, QUESTIONS[0]), request(1, QUESTIONS[1])
+    for each in (bad, good):
+        engine.add(each)
+    engine.fill()
+    batch = pb.ScheduleBatch.FromString(engine.in_flight[0][1])
+    features = np.frombuffer(batch.new_rows.encoder_features, "<f4").copy()
+    features[7] = np.nan
+    batch.new_rows.encoder_features = features.tobytes()
+    result = encode_answer(engine.executor.execute(decode_batch(batch)))
+    assert result.status == pb.STEP_STATUS_OK
+    [error] = result.row_errors
+    assert "not finite" in error.message

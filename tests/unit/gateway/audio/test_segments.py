@@ -66,8 +66,7 @@ def test_window_without_tokens_is_one_empty_segment() -> None:
 def test_subtitles_have_the_forms_of_their_files() -> None:
     subtitles = [Subtitle(0.0, 1.5, " One\n\ntwo"), Subtitle(3661.25, 3662.0, " a --> b")]
     assert as_srt(subtitles) == (
-        "1\n00:00:00,000 --> 00:00:01,500\nOne two\n\n"
-        "2\n01:01:01,250 --> 01:01:02,000\na -> b\n\n"
+        "1\n00:00:00,000 --> 00:00:01,500\nOne two\n\n2\n01:01:01,250 --> 01:01:02,000\na -> b\n\n"
     )
     assert as_vtt(subtitles) == (
         "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nOne two\n\n"
