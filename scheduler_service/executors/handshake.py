@@ -272,10 +272,10 @@ def _check_audio(info: executor.ExecutorInfo) -> None:
     if num_features > _MAX_FEATURES:
         allowed = f"at most {_MAX_FEATURES} with num_mel_bins {audio.num_mel_bins}"
         raise _invalid("model.encoder.audio.num_frames x num_mel_bins", num_features, allowed)
-    if info.model.encoder.max_tokens != audio.num_positions:
-        raise _invalid(
-            "model.encoder.max_tokens", info.model.encoder.max_tokens, f"{audio.num_positions}"
-        )
+    most = info.model.encoder.max_tokens
+    if audio.num_positions != most:
+        allowed = f"{most}, model.encoder.max_tokens"
+        raise _invalid("model.encoder.audio.num_positions", audio.num_positions, allowed)
     least = 2 * FEATURE_BYTES * num_features
     if info.limits.max_message_bytes < least:
         allowed = f"{least} or more, for the features of a request"
