@@ -146,6 +146,7 @@ async def _generate(
             scheduling=scheduling,
             timeout_s=arguments.timeout,
             model_digest=model.digest,
+            encoder=model.encoder,
         )
         async with aclosing(events):
             async for event in events:

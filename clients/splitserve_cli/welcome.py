@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from splitserve_cli.command_line import API_KEY_ENV, as_seen_by_people, environment_key
 from splitserve_cli.serve_config import HttpTls, ServeConfig
-from splitserve_client import DEFAULT_ADDRESS, AsyncClient, ClientConfig, stream_text
+from splitserve_client import DEFAULT_ADDRESS, AsyncClient, ClientConfig, Pooling, stream_text
 from splitserve_common import local_http
 from splitserve_options import DEFAULT_CLUSTER_ADDRESS
 from splitserve_text import (
@@ -81,7 +81,7 @@ async def _wait_for_scheduler(address: str) -> None:
 
 async def welcome(config: ServeConfig) -> None:
     """Reports that the server is ready, streams a first completion, and shows example calls."""
-    has_tokenizer, key = True, environment_key()
+    has_tokenizer, pooling, key = True, None, environment_key()
     if config.needs_key and key is None:
         _say_ready(config, "; callers need keys")
         _write(_how_to_call(config, has_tokenizer=True))
@@ -92,13 +92,17 @@ async def welcome(config: ServeConfig) -> None:
             _say_ready(config, await _served(client))
             tokenizer = await _tokenizer(client)
             has_tokenizer = tokenizer is not None
-            if tokenizer is not None and config.with_demo:
+            pooling = (await client.get_model()).pooling
+            if tokenizer is not None and pooling is None and config.with_demo:
                 await _demo(client, tokenizer)
     except SplitserveError as error:
         # The server keeps running; a failed first completion is reported in one line.
         failed = "first completion" if config.with_demo else "query of the model"
         sys.stderr.write(f"splitserve serve: {failed} failed: {error}\n")
-    _write(_how_to_call(config, has_tokenizer=has_tokenizer))
+    if pooling is None:
+        _write(_how_to_call(config, has_tokenizer=has_tokenizer))
+    else:
+        _write(_how_to_get_vectors(config, pooling, has_tokenizer=has_tokenizer))
 
 
 def _say_ready(config: ServeConfig, details: str) -> None:
@@ -143,34 +147,49 @@ async def _demo(client: AsyncClient, tokenizer: Tokenizer) -> None:
 
 
 def _how_to_call(config: ServeConfig, *, has_tokenizer: bool) -> str:
-    address = config.address
-    where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
+    prompt = '"Tell me a story about a dragon."' if has_tokenizer else "--token-ids 1,2,3"
+    body = '{"prompt": "Tell me a story about a dragon.", "max_tokens": 40, "seed": 1}'
+    curl = _curl(config, "completions", body) if has_tokenizer else ""
+    generate = f"  {_program()} generate{_where(config)} {prompt}\n"
+    return _calls(config, curl, generate, '{"max_tokens": 8}')
+
+
+def _how_to_get_vectors(config: ServeConfig, pooling: Pooling, *, has_tokenizer: bool) -> str:
+    path = "embeddings" if pooling.embedding_size else "classify"
+    body = '{"input": "A story about a dragon."}'
+    curl = _curl(config, path, body) if has_tokenizer else ""
+    return _calls(config, curl, "", '{"pooling": {}}')
+
+
+def _calls(config: ServeConfig, curl: str, generate: str, sampling_params: str) -> str:
+    """Returns the example calls; `generate`: the line of that command, or nothing."""
     is_elsewhere = config.operators not in (None, DEFAULT_CLUSTER_ADDRESS)
     operators = f" --cluster-address {config.operators}" if is_elsewhere else ""
-    prompt = '"Tell me a story about a dragon."' if has_tokenizer else "--token-ids 1,2,3"
-    body = '{"prompt_token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 8}}'
+    body = f'{{"prompt_token_ids": [1, 2, 3], "sampling_params": {sampling_params}}}'
     setting = f"  export {API_KEY_ENV}=...\n" if config.needs_key else ""
     bearer = f' -H "authorization: Bearer ${API_KEY_ENV}"' if config.needs_key else ""
-    curl = _curl(config, has_tokenizer=has_tokenizer)
     return f"""
 From another terminal:
-{setting}{curl}  {_program()} generate{where} {prompt}
-  {_program()} info{where}{operators}
+{setting}{curl}{generate}  {_program()} info{_where(config)}{operators}
   grpcurl -plaintext{bearer} -d '{body}' \\
-    {address} splitserve.scheduler.v1.SchedulerService/Generate
+    {config.address} splitserve.scheduler.v1.SchedulerService/Generate
 {_hints(config, shows_curl=bool(curl))}Ctrl-C stops the server.
 """
 
 
-def _curl(config: ServeConfig, *, has_tokenizer: bool) -> str:
-    if config.http is None or not has_tokenizer:
+def _where(config: ServeConfig) -> str:
+    return "" if config.address == DEFAULT_ADDRESS else f" --address {config.address}"
+
+
+def _curl(config: ServeConfig, path: str, body: str) -> str:
+    """Returns a call of /v1/`path`; nothing without a gateway."""
+    if config.http is None:
         return ""
     url = f"{'http' if config.http_tls is HttpTls.NONE else 'https'}://{config.http}"
-    body = '{"prompt": "Tell me a story about a dragon.", "max_tokens": 40, "seed": 1}'
     headers = "-H 'content-type: application/json'"
     if config.needs_key:
         headers = f'{headers} -H "authorization: Bearer ${API_KEY_ENV}"'
-    return f"  curl {url}/v1/completions {headers} \\\n    -d '{body}'\n"
+    return f"  curl {url}/v1/{path} {headers} \\\n    -d '{body}'\n"
 
 
 def _hints(config: ServeConfig, *, shows_curl: bool) -> str:

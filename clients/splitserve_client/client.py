@@ -368,7 +368,7 @@ class AsyncClient:
         # Model before tokenizer: if the model changes in between, its requests are refused instead
         # of encoded with the wrong tokenizer.
         model = await self.get_model()
-        return ModelTokenizer(await self.get_tokenizer(), model.digest)
+        return ModelTokenizer(await self.get_tokenizer(), model.digest, model.encoder)
 
     async def list_adapters(self, credential: str | None = None) -> tuple[Adapter, ...]:
         """Returns the registered adapters that the caller may use, in order of their names.

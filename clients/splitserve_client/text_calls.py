@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack
 
 from splitserve_client.errors import ModelChanged
+from splitserve_client.scheduler_info import Encoder
 from splitserve_text import (
     End,
     Finish,
+    InvalidRequest,
     Message,
     Piece,
     Prompt,
@@ -62,6 +64,7 @@ class Generates(Protocol):
         *,
         request_id: str = "",
         scheduling: SchedulingParams | None = None,
+        encoder_token_ids: Sequence[int] = (),
         timeout_s: float | None = None,
         model_digest: str = "",
     ) -> AsyncGenerator[Tokens | Finish, None]:
@@ -82,6 +85,7 @@ async def stream_text(
     scheduling: SchedulingParams | None = None,
     timeout_s: float | None = None,
     model_digest: str = "",
+    encoder: Encoder | None = None,
 ) -> AsyncGenerator[Piece | End, None]:
     """Streams the text of the completions; the last event is an End. Raises SplitserveError.
 
@@ -93,12 +97,15 @@ async def stream_text(
 
     Without a `tokenizer` the prompt must be token ids, the text consists of token ids, and
     `bad_words` are not allowed. `model_digest`: of the model of the tokenizer; raises ModelChanged
-    if another model is served.
+    if another model is served. `encoder`: of the model; it reads the prompt then, and the decoder
+    begins as the model's configuration says; raises InvalidRequest if that says nothing.
     """
     params = _with_bad_words(params, tokenizer, bad_words)
-    prompt_token_ids = await prompt.encode_async(tokenizer)
+    prompt_token_ids, encoder_token_ids = await prompt.encode_async(tokenizer), []
+    if encoder is not None:
+        prompt_token_ids, encoder_token_ids = _decoder_prompt(encoder), prompt_token_ids
     rules = TextRules(tuple(stop_strings), include_stop_string, skip_special_tokens)
-    continues_prompt = not prompt.is_chat(tokenizer)
+    continues_prompt = encoder is None and not prompt.is_chat(tokenizer)
     texts = RequestTexts(
         tokenizer, params, prompt_token_ids, rules, continues_prompt=continues_prompt
     )
@@ -107,12 +114,22 @@ async def stream_text(
         params,
         request_id=request_id,
         scheduling=scheduling,
+        encoder_token_ids=encoder_token_ids,
         timeout_s=timeout_s,
         model_digest=model_digest,
     )
     async with aclosing(events):
         async for part in texts.read(events):
             yield part
+
+
+def _decoder_prompt(encoder: Encoder) -> list[int]:
+    if not encoder.decoder_token_ids:
+        raise InvalidRequest(
+            "the model's configuration does not say how its decoder begins; call generate with"
+            " prompt_token_ids and encoder_token_ids"
+        )
+    return list(encoder.decoder_token_ids)
 
 
 def _with_bad_words(
@@ -128,10 +145,11 @@ def _with_bad_words(
 
 @dataclass(frozen=True, slots=True)
 class ModelTokenizer:
-    """Tokenizer, None if the model has none, and the digest of its model."""
+    """Tokenizer, None if the model has none, with the digest and the encoder of its model."""
 
     tokenizer: Tokenizer | None
     model_digest: str
+    encoder: Encoder | None = None
 
 
 class TextCalls:
@@ -178,7 +196,15 @@ class TextCalls:
             if timeout_s is not None:
                 options["timeout_s"] = timeout_s - (self._clock() - began_s)
             tokenizer, digest = known.tokenizer, known.model_digest
-            events = stream_text(client, tokenizer, prompt, params, model_digest=digest, **options)
+            events = stream_text(
+                client,
+                tokenizer,
+                prompt,
+                params,
+                model_digest=digest,
+                encoder=known.encoder,
+                **options,
+            )
             try:
                 async with aclosing(events):
                     async for event in events:

@@ -171,12 +171,17 @@ class _SessionCall:
         params: SamplingParams | None = None,
         *,
         scheduling: SchedulingParams | None = None,
+        encoder_token_ids: Sequence[int] = (),
         model_digest: str = "",
         **_: object,
     ) -> AsyncGenerator[Tokens | Finish, None]:
         """Makes a request like `AsyncClient.generate`; ignores request ids and timeouts."""
         request = self.session.submit(
-            prompt_token_ids, params, scheduling=scheduling, model_digest=model_digest
+            prompt_token_ids,
+            params,
+            scheduling=scheduling,
+            encoder_token_ids=encoder_token_ids,
+            model_digest=model_digest,
         )
         try:
             async for event in request:

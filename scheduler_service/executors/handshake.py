@@ -425,6 +425,8 @@ def _vectors(model: executor.ModelInfo) -> VectorSizes | None:
 def _max_encoder_tokens(info: executor.ExecutorInfo) -> int | None:
     if not info.model.HasField("encoder"):
         return None
+    if info.model.encoder.HasField("audio"):
+        return info.model.encoder.audio.num_positions
     slots = info.num_device_blocks * info.block_size_tokens
     return min(info.model.encoder.max_tokens or slots, slots)
 

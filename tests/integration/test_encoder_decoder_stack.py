@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -180,6 +184,22 @@ async def test_completion_reads_its_prompt_with_the_encoder(
     expected = stack.expected(ENCODER, decoder, NUM_SHORT)
     assert answer["choices"][0]["token_ids"] == expected
     assert answer["usage"]["prompt_tokens"] == len(ENCODER) + len(decoder)
+
+
+async def test_texts_are_read_with_the_encoder(stack: Stack, client: AsyncClient) -> None:
+    text = " ".join(f"t{token_id}" for token_id in ENCODER)
+    expected = tuple(stack.expected(ENCODER, [START, LANGUAGE], NUM_SHORT))
+    generation = await client.complete_text(text, params(NUM_SHORT))
+    assert generation.completions[0].token_ids == expected
+    results = [each async for each in client.map([text, text], params(NUM_SHORT))]
+    assert [each.text for each in results] == [generation.text] * 2
+    command = [
+        *("generate", "--address", stack.processes.address, "--max-tokens", str(NUM_SHORT)),
+        *("--temperature", "0", "--ignore-eos", "--json", text),
+    ]
+    program = [sys.executable, "-m", "splitserve_cli", *command]
+    done = await asyncio.to_thread(subprocess.run, program, check=True, capture_output=True)
+    assert tuple(json.loads(done.stdout)["token_ids"]) == expected
 
 
 @pytest.mark.parametrize(

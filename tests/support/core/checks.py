@@ -110,7 +110,9 @@ def check_published(
         assert len(found) == pool.num_published, "a hash of nothing, or two of one block"
         for block, block_hash in found.items():
             if block not in unwritten:
-                assert tuple(stored[block].tolist()) == contents[block_hash]
+                # The last block of an encoder's input may have free slots.
+                content = contents[block_hash]
+                assert tuple(stored[block].tolist())[: len(content)] == content
 
 
 # -- requests --------------------------------------------------------------------------------------

@@ -9,7 +9,12 @@ import numpy as np
 
 from executor_service.steps import Grammar as ExecutorGrammar
 from executor_service.steps import SamplingParams as ExecutorParams
-from scheduler_service.scheduler.engine.blocks import boundary_of, extend_chain, root_hash
+from scheduler_service.scheduler.engine.blocks import (
+    boundary_of,
+    extend_chain,
+    hash_encoder_blocks,
+    root_hash,
+)
 from scheduler_service.scheduler.engine.planning import max_len_of
 from scheduler_service.scheduler.values import (
     BeamParams,
@@ -33,6 +38,7 @@ from tests.support.fakes.fake_model import (
     allowed_by,
     choose_allowed,
     encoder_chain,
+    encoder_start,
     expected_reads,
     expected_tokens,
     fake_logprob,
@@ -97,6 +103,8 @@ class Oracle:
         if spec.params.max_tokens is not None:
             stop_len = min(stop_len, len(spec.prompt) + spec.params.max_tokens)
         expected = ExpectedOutputs(prompt_logprobs=self._prompt_logprobs(spec))
+        if spec.scheduling.uses_prefix_cache:
+            self._note_encoder(spec, bare, expected)
         if spec.params.beam is not None:
             self._search(spec, bare, stop_len, expected)
             return bare, expected
@@ -226,6 +234,17 @@ class Oracle:
         most = spec.params.max_tokens
         is_length = most is not None and num_output_tokens >= most
         return FinishReason.LENGTH if is_length else FinishReason.MODEL_LENGTH
+
+    def _note_encoder(self, spec: Spec, request: Request, expected: ExpectedOutputs) -> None:
+        """Notes the contents of the blocks of the encoder's input."""
+        block_size, chains = self._config.block_size, list[int]()
+        chain = encoder_start(spec.scheduling.adapter)
+        for position, token in enumerate(spec.encoder):
+            chain = mix(chain, token, position)
+            chains.append(chain)
+        for index, block_hash in enumerate(hash_encoder_blocks(self._config, request)):
+            content = tuple(chains[index * block_size : (index + 1) * block_size])
+            expected.contents[block_hash] = content
 
     def _note(
         self, spec: Spec, request: Request, output: tuple[int, ...], expected: ExpectedOutputs

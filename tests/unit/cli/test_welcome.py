@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from splitserve.scheduler.v1.scheduler_pb2 import PoolingInfo
 from splitserve_cli.main import main
 from splitserve_cli.serve_config import HttpTls, ServeConfig
 from splitserve_cli.welcome import welcome
@@ -155,3 +156,24 @@ def test_generate_names_the_remedy_without_a_tokenizer(
         "splitserve generate: the executors offer no tokenizer; give token ids (--token-ids 1,2,3),"
         " or serve the model with its tokenizer.json [TOKENIZER_UNAVAILABLE]\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("pooling", "path"),
+    [
+        (PoolingInfo(embedding_size=8), "/v1/embeddings"),
+        (PoolingInfo(labels=["no", "yes"]), "/v1/classify"),
+    ],
+)
+def test_welcome_of_a_model_of_vectors_shows_what_returns_them(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], pooling: PoolingInfo, path: str
+) -> None:
+    server.fake.pooling = pooling
+    http = "127.0.0.1:8080"
+    config = ServeConfig(server.address, http, "model", True, 1.0, time.monotonic())
+    asyncio.run(welcome(config))
+    shown = capsys.readouterr()
+    assert f"curl http://{http}{path} " in shown.out
+    assert '"sampling_params": {"pooling": {}}' in shown.out
+    assert " generate " not in shown.out
+    assert shown.err == ""

@@ -80,13 +80,9 @@ class PrefixCache:
 
         Sets `request.encoder_hashes`.
         """
-        num_tokens, hashes = request.num_encoder_tokens, request.encoder_hashes
-        if num_tokens and not hashes and _uses_cache(self._config, request.sequence):
-            root = root_hash(self._config, request)
-            for index in range(self._config.num_blocks_for(num_tokens)):
-                number = index.to_bytes(_LENGTH_BYTES, "little")
-                hashes.append(blake2b(root + number, person=b"encoder").digest())
-        return hashes
+        if not request.encoder_hashes and _uses_cache(self._config, request.sequence):
+            request.encoder_hashes = hash_encoder_blocks(self._config, request)
+        return request.encoder_hashes
 
     def adopt(self, sequence: Sequence) -> None:
         """Reuses block hashes that other engines of the same hash kind computed for a sequence.
@@ -293,6 +289,18 @@ def root_hash(config: SchedulerConfig, request: Request) -> bytes:
     )
     parts = [len(content).to_bytes(_LENGTH_BYTES, "little") + content for content in fields]
     return blake2b(b"".join(parts), person=b"public" if is_public else b"root").digest()
+
+
+def hash_encoder_blocks(config: SchedulerConfig, request: Request) -> list[bytes]:
+    """Returns the hashes of the cross blocks of a request, by all of its encoder's input."""
+    if not request.num_encoder_tokens:
+        return []
+    root = root_hash(config, request)
+    numbers = range(config.num_blocks_for(request.num_encoder_tokens))
+    return [
+        blake2b(root + number.to_bytes(_LENGTH_BYTES, "little"), person=b"encoder").digest()
+        for number in numbers
+    ]
 
 
 def extend_chain(
