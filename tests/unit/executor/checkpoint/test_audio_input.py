@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from executor_service.checkpoint.audio_input import read_audio_info
+from executor_service.checkpoint import read_audio_info
 from executor_service.errors import ModelUnreadable, ModelUnsupported
 from executor_service.steps import AudioInfo
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from executor_service.sampling.transcription import apply_transcription_rules
+from executor_service.sampling import apply_transcription_rules
 from executor_service.steps import ParamRows, SamplingParams, TranscriptionRules
 
 VOCAB_SIZE, EOS, FIRST = 60, 30, 40
