@@ -51,6 +51,7 @@ from executor_service.steps import (
     ExecutorLimits,
     Feature,
     ModelInfo,
+    ModelVectors,
     Runner,
     TokenizerFile,
 )
@@ -60,8 +61,9 @@ from splitserve_rpc import MAX_MESSAGE_BYTES
 
 BUNDLED_DIRECTORY = Path(__file__).parent / "bundled_model"
 _MAX_INFLIGHT_STEPS = 8
-# Limit of the contract.
+# Limits of the contract.
 _LONGEST_BLOCK = 65536
+_MAX_NUMBERS, _MAX_LABEL_CHARS = 65536, 2**20
 _MAX_TARGETS = 256
 
 _log = logging.getLogger(__name__)
@@ -104,7 +106,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     )
     loaded = compute.loaded
     if loaded.vectors is not None:
-        _check_vectors(config, loaded)
+        _check_vectors(config, loaded, loaded.vectors)
         if loaded.vectors.is_uncached:
             return _uncached_engine(config, executor_epoch, compute)
     if config.max_adapters > 0:
@@ -191,8 +193,17 @@ def _token_features(
     return features
 
 
-def _check_vectors(config: ExecutorConfig, loaded: LoadedModel) -> None:
-    """Raises ModelUnsupported for options that a model that returns vectors does not have."""
+def _check_vectors(config: ExecutorConfig, loaded: LoadedModel, vectors: ModelVectors) -> None:
+    """Raises ModelUnsupported for options that a model of vectors does not have, and for its size.
+
+    The limits are those of the contract.
+    """
+    size = max(vectors.embedding_size, len(vectors.labels))
+    if size > _MAX_NUMBERS or sum(map(len, vectors.labels)) > _MAX_LABEL_CHARS:
+        raise ModelUnsupported(
+            f"{loaded.architecture}: {size} numbers or labels; allowed: at most {_MAX_NUMBERS},"
+            f" and {_MAX_LABEL_CHARS} characters of labels"
+        )
     if config.draft_model is not None:
         raise ModelUnsupported(
             f"draft_model {config.draft_model}: {loaded.architecture} returns vectors; allowed:"

@@ -106,10 +106,10 @@ class ModelConfig:
     of torch. `dtype`: "float32", "bfloat16", "float16", or "auto" for that of the checkpoint,
     except that a CPU computes float16 in a faster dtype. `kv_cache_dtype`: "fp8", on GPUs only, or
     "auto" for that of the model. `max_model_len`: in tokens; None for all positions of the model.
-    `name`: shown to clients; None for that of the directory. `task`: what the model is for, one of
-    TASKS; "auto" for what its files say. `keeps_packed`: quantised weights of
-    linear layers stay in their files until they are packed (`QuantizedLinear`). `rounding`: of the
-    linear layers of a plain checkpoint, a name of `ROUNDINGS`.
+    `name`: shown to clients; None for that of the directory. `task`: a value of --task, "auto" for
+    what the files say. `keeps_packed`: quantised weights of linear layers stay in their files until
+    they are packed (`QuantizedLinear`). `rounding`: of the linear layers of a plain checkpoint, a
+    name of `ROUNDINGS`.
     """
 
     model: str
@@ -216,10 +216,14 @@ def _max_model_len(
     `num_unused`: positions before that of the first token.
     """
     requested = model_config.max_model_len
-    if requested is not None:
-        return choose_max_model_len(text_config, requested + num_unused) - num_unused
     limit = choose_max_model_len(text_config, None) - num_unused
-    return limit if plan is None else limited_length(plan, limit)
+    if requested is None:
+        return limit if plan is None else limited_length(plan, limit)
+    if num_unused and requested > limit:
+        raise ModelUnsupported(
+            f"{text_config.model_type}: --max-model-len is {requested}; allowed: at most {limit}"
+        )
+    return choose_max_model_len(text_config, requested)
 
 
 def _load_uncached(
@@ -238,6 +242,8 @@ def _load_uncached(
     rope = fix_rope(text_config, _max_model_len(text_config, model_config, plan))
     tokenizer = read_tokenizer(checkpoint, config)
     whole = read_model(checkpoint, config, replace(model_config, keeps_packed=False), plan)
+    if plan.model_class is None:
+        whole = whole.base_model
     num_unused = num_positions_before(whole.base_model)
     max_model_len = _max_model_len(text_config, model_config, plan, num_unused)
     head = make_head(plan, checkpoint, whole)

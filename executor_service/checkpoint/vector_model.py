@@ -39,7 +39,6 @@ from executor_service.trials import try_rows
 
 _log = logging.getLogger(__name__)
 
-TASKS = ("auto", "generate", "embed", "classify")
 _CLASSIFIER = "ForSequenceClassification"
 # Endings of encoders whose vectors are the mean of their hidden states, if no file says otherwise.
 _ENCODER_ENDINGS = ("Model", "ForMaskedLM", "ForPreTraining")
@@ -73,8 +72,8 @@ class VectorPlan:
 def plan_vectors(checkpoint: Checkpoint, config: Any, task: str) -> VectorPlan | None:  # noqa: ANN401
     """Returns what vectors a checkpoint returns; None if it returns tokens.
 
-    `config`: of `transformers`. `task`: one of TASKS. Raises ModelUnsupported, and ModelUnreadable
-    for files that are broken.
+    `config`: of `transformers`. `task`: a value of --task. Raises ModelUnsupported, and
+    ModelUnreadable for files that are broken.
     """
     if task == "generate":
         return None

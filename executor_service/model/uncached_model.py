@@ -69,7 +69,9 @@ class RowsContext:
 
     def begin_forward(self, lengths: Sequence[int]) -> None:
         """Sets the numbers of tokens of the rows of the next pass; equal ones adjoin."""
-        self._groups = tuple((len(list(same)), length) for length, same in _runs(lengths))
+        self._groups = tuple(
+            (len(list(same)), length) for length, same in itertools.groupby(lengths)
+        )
         self._masks.clear()
         self.attended.clear()
 
@@ -154,10 +156,6 @@ class RowsContext:
 def _of_rows(heads: Tensor, length: int) -> Tensor:
     """Returns [n, H, L, D] for `heads` [n * L, H, D]."""
     return heads.view(-1, length, *heads.shape[1:]).transpose(1, 2)
-
-
-def _runs(lengths: Sequence[int]) -> itertools.groupby[int, int]:
-    return itertools.groupby(lengths)
 
 
 class TextModel:

@@ -201,6 +201,8 @@ def _check_tokens(work: Work, num_tokens: int, info: ExecutorInfo) -> None:
     if len(steps_back):
         path = "work.sampled_steps_back"
         check_at_least(steps_back, 0, _MALFORMED, path)
+        if info.model.vectors is not None:
+            check_all(steps_back == 0, steps_back, path, "allowed: 0, as no row samples a token")
         # As many tokens as rows means one token each: no check per row is needed.
         if num_tokens != num_rows:
             is_right = (steps_back == 0) | (work.num_new_tokens == 1)

@@ -144,8 +144,13 @@ def test_wrong_parameters_are_refused(params: dict[str, Any], field: str, messag
             "POSITION_OUT_OF_RANGE",
             "work.num_computed_tokens",
         ),
+        (
+            SENDER.batch(1, new=[new_row(0, pooling=EMBEDDING)], work=[WorkRow(0, 0, back=1)]),
+            "MALFORMED",
+            "work.sampled_steps_back",
+        ),
     ],
-    ids=("blocks", "parts"),
+    ids=("blocks", "parts", "sampled"),
 )
 def test_rows_without_blocks_are_computed_as_a_whole(
     batch: pb.ScheduleBatch, reason: str, field: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from tests.support.models.gguf_writer import write_gguf
 from tests.support.models.model_pair import load_reference
-from tests.support.models.tiny_models import load_engine_of, make_tiny_model
+from tests.support.models.tiny_models import edit_json, load_engine_of, make_tiny_model
 from tests.support.models.vector_models import (
     EMBEDDING,
     SCORES,
@@ -22,6 +23,7 @@ from tests.support.models.vector_models import (
     run_rows,
     vectors_of,
 )
+from tests.unit.executor.checkpoint.test_quantised_checkpoints import CASES, write_quantised
 
 SIDE_BY_SIDE = (
     "albert",
@@ -144,6 +146,19 @@ def test_decoder_embeds_by_its_last_token_when_a_prompt_is_cut_into_steps(
     check(vectors_of(run_rows(engine, rest, num_computed=halves)), unit)
 
 
+@pytest.mark.parametrize("model_type", ["bert", "modernbert"])
+def test_encoder_has_the_same_directions_when_it_computes_in_16_bits(
+    tmp_path: Path, model_type: str
+) -> None:
+    model = make_vector_model(model_type, tmp_path)
+    engine = load_engine_of("--model", str(tmp_path), "--dtype=bfloat16")
+    rows = random_rows(*LENGTHS)
+    found = torch.stack(vectors_of(run_rows(engine, rows)))
+    expected = torch.stack([hidden(model, row).mean(dim=0) for row in rows])
+    assert float(torch.cosine_similarity(found, expected).min()) > 0.999
+    assert engine.compute == "torch, rows side by side"
+
+
 def test_decoder_embeds_when_it_is_in_a_gguf_file(tmp_path: Path) -> None:
     directory, path = tmp_path / "plain", tmp_path / "model.gguf"
     model = load_reference(make_tiny_model("llama", directory))
@@ -186,3 +201,26 @@ def test_bidirectional_decoder_returns_means_of_states_that_see_later_tokens(
     expected = [hidden(model, row).mean(dim=0) for row in rows]
     check(vectors_of(run_rows(engine, rows)), expected)
     assert engine.compute == "torch, rows side by side"
+
+
+@pytest.mark.parametrize("mode", ["mean", "lasttoken"])
+@pytest.mark.parametrize("name", ["w4a16", "gptq"])
+@torch.inference_mode()
+def test_decoder_embeds_when_its_weights_are_quantised(
+    tmp_path: Path, name: str, mode: str
+) -> None:
+    """The numbers are those of the dequantised weights, with KV blocks and without."""
+    model = write_quantised(tmp_path, *CASES[name])
+    kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    modules = [{"path": path, "type": f"sentence_transformers.models.{k}"} for path, k in kinds]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Pooling").mkdir()
+    edit_json(tmp_path / "1_Pooling" / "config.json", pooling_mode=mode)
+    engine = load_engine_of(
+        "--model", str(tmp_path), "--dtype=float32", "--max-model-len=130", "--num-device-blocks=64"
+    )
+    rows = random_rows(1, 50, 17)
+    states = [hidden(model.model, row) for row in rows]
+    pooled = [each.mean(dim=0) if mode == "mean" else each[-1] for each in states]
+    check(vectors_of(run_rows(engine, rows)), pooled)
+    assert engine.info.block_bytes == 0 if mode == "mean" else engine.info.block_bytes > 0

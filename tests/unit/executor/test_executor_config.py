@@ -36,6 +36,7 @@ def test_option_quantization_has_all_roundings() -> None:
     [
         ("--model", " "),
         ("--dtype", "int8"),
+        ("--task", "rank"),
         ("--kv-cache-dtype", "fp16"),
         ("--device", "tpu"),
         ("--attention-backend", "fast"),

@@ -139,7 +139,7 @@ def test_load_model_takes_longer_texts_when_it_is_asked_for(directory: Path) -> 
 def test_load_model_leaves_positions_before_the_first_unused(tmp_path: Path) -> None:
     make_vector_model("roberta", tmp_path, max_position_embeddings=24)
     assert load_model(ModelConfig(str(tmp_path))).max_model_len == 22
-    with pytest.raises(ExecutorError, match="at most"):
+    with pytest.raises(ExecutorError, match="--max-model-len is 23; allowed: at most 22"):
         load_model(ModelConfig(str(tmp_path), max_model_len=23))
 
 

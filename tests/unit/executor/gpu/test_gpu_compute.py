@@ -52,10 +52,16 @@ class Loads:
     """Loads a random model, and counts how often."""
 
     def __init__(
-        self, directory: Path, device: torch.device, architecture: str, **overrides: object
+        self,
+        directory: Path,
+        device: torch.device,
+        architecture: str,
+        *,
+        task: str = "auto",
+        **overrides: object,
     ) -> None:
         make_tiny_model(architecture, directory, seed=2, overrides={**SMALL, **overrides})
-        self._config = ModelConfig(str(directory), str(device), max_model_len=64)
+        self._config = ModelConfig(str(directory), str(device), max_model_len=64, task=task)
         self.count = 0
 
     def __call__(self) -> LoadedModel:
@@ -103,6 +109,18 @@ def test_compute_on_gpu_takes_all_kernels_when_all_are_right(
     tables = 2 * 64 * loaded.layers[0].key_dim // 2 * 4
     buffers = sum(buffer.nbytes for buffer in loaded.model.buffers())
     assert compute.loaded.weights_bytes == weights_bytes(loaded.model) - buffers + tables
+
+
+@pytest.mark.usefixtures("_attention_passes_its_trial")
+def test_compute_on_gpu_takes_its_decoder_when_the_model_returns_vectors(
+    tmp_path: Path, device: torch.device
+) -> None:
+    loads = Loads(tmp_path, device, "llama", task="embed")
+    compute = _choose(loads)
+    assert compute.description == "GPU decoder, triton attention"
+    assert not compute.is_recordable
+    assert _logits(compute).shape == (len(PROMPT), compute.loaded.num_outputs)
+    _assert_right(compute, loads)
 
 
 @pytest.mark.cases(1)
