@@ -350,7 +350,7 @@ def _cache_config(
 def _encoder(loaded: LoadedModel) -> EncoderInfo | None:
     if not loaded.has_encoder:
         return None
-    return EncoderInfo(loaded.max_encoder_tokens or 0, loaded.decoder_token_ids)
+    return EncoderInfo(loaded.max_encoder_tokens or 0, loaded.decoder_token_ids, loaded.audio)
 
 
 @dataclass(frozen=True, slots=True)

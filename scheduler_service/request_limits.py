@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NewType
 
 from scheduler_service.scheduler.engine.planning import check_encoder_length, check_prompt_length
-from scheduler_service.scheduler.values import SchedulerConfig
+from scheduler_service.scheduler.values import FEATURE_BYTES, SchedulerConfig
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_contract import MAX_SEQUENCES, DomainError
 from splitserve_rpc import MAX_MESSAGE_BYTES
@@ -39,7 +39,9 @@ def message_bytes(config: SchedulerConfig, most_bytes: int) -> int:
     num_tokens = MAX_SEQUENCES * config.max_model_len
     if config.sliding_window is None:  # all tokens of all sequences need slots in the pool
         num_tokens = min(num_tokens, max(config.num_device_slots, config.max_model_len))
-    return min(_BASE_BYTES + _TOKEN_BYTES * num_tokens, most_bytes)
+    num_bytes = _BASE_BYTES + _TOKEN_BYTES * num_tokens
+    num_bytes += FEATURE_BYTES * (config.num_encoder_features or 0)
+    return min(num_bytes, most_bytes)
 
 
 def check_lengths(message: api.GenerateRequest, config: SchedulerConfig) -> None:
@@ -53,7 +55,14 @@ def check_lengths(message: api.GenerateRequest, config: SchedulerConfig) -> None
         _check_count("resume_sequences", len(sequence.token_ids), config.max_model_len)
     check_prompt_length(len(message.prompt_token_ids), config)
     num_encoder_tokens = len(message.encoder_token_ids)
-    check_encoder_length(num_encoder_tokens, config)
+    if len(message.encoder_features) % FEATURE_BYTES:
+        raise DomainError(
+            "ENCODER_FEATURES_INVALID",
+            f"encoder_features has {len(message.encoder_features)} bytes; allowed: multiples of"
+            f" {FEATURE_BYTES}",
+        )
+    num_features = len(message.encoder_features) // FEATURE_BYTES
+    check_encoder_length(num_encoder_tokens, num_features, config)
     if num_encoder_tokens > config.num_device_slots:
         raise DomainError(
             "NEVER_FITS_KV_CACHE",

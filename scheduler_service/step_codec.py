@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 
@@ -29,6 +29,7 @@ from scheduler_service.scheduler.values import (
     StepPlan,
     StepStatus,
     TableWrites,
+    TranscriptionRules,
 )
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
@@ -331,14 +332,18 @@ def _varint(value: int) -> bytes:
 
 
 def _encode_cross_attention(rows: Items[NewRow], message: executor.NewRows) -> None:
-    encoders = [row.sequence.request.encoder_token_ids for row in rows]
-    message.num_encoder_tokens = _i32([0 if e is None else len(e) for e in encoders])
+    message.num_encoder_tokens = _i32([row.sequence.request.num_encoder_tokens for row in rows])
     message.cross_block_offsets, message.cross_block_ids = _csr(
         [np.array(row.cross_blocks, np.int32) for row in rows]
     )
     message.encoder_offsets, message.encoder_token_ids = _csr(
         [_NO_TOKENS if row.encoder_token_ids is None else row.encoder_token_ids for row in rows]
     )
+    features = [row.encoder_features for row in rows]
+    if any(features):
+        counts = [0 if each is None else each.num_features for each in features]
+        message.encoder_feature_offsets = _i32([0, *accumulate(counts)])
+        message.encoder_features = b"".join(each.data for each in features if each is not None)
 
 
 def encode_once(params_set: ParamsSet) -> bytes:
@@ -370,6 +375,8 @@ def encode_params(params: SamplingParams, stop_token_ids: Collection[int] = ()) 
     )
     if params.grammar is not None:
         encode_grammar(params.grammar, message.grammar)
+    if params.transcription is not None:
+        message.transcription.CopyFrom(executor.TranscriptionRules(**asdict(params.transcription)))
     return message.SerializeToString(deterministic=True)
 
 
@@ -394,6 +401,18 @@ def _csr(parts: Items[Int32Array]) -> tuple[bytes, bytes]:
 
 
 # -- Grammars in the step contract, the client API and the journal ---------------------------------
+
+
+def decode_transcription(message: api.TranscriptionRules) -> TranscriptionRules:
+    """Decodes rules for transcriptions."""
+    has_first = message.HasField("first_timestamp_token_id")
+    has_most = message.HasField("max_first_timestamp")
+    return TranscriptionRules(
+        tuple(message.first_suppressed_token_ids),
+        message.first_timestamp_token_id if has_first else None,
+        message.first_special_token_id,
+        message.max_first_timestamp if has_most else None,
+    )
 
 
 def encode_grammar(grammar: Grammar, message: executor.Grammar | api.Grammar) -> None:

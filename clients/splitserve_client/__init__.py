@@ -52,6 +52,7 @@ from splitserve_client.generation import (
 from splitserve_client.resumable_request import ResumableRequest, Submission, current_trace
 from splitserve_client.scheduler_info import (
     Adapter,
+    AudioInput,
     DrainedExecutor,
     Encoder,
     Executor,
@@ -124,6 +125,7 @@ __all__ = [
     "Answers",
     "ApiKey",
     "AsyncClient",
+    "AudioInput",
     "BeamSearch",
     "CallerNotAllowed",
     "CallerUnknown",

@@ -113,6 +113,7 @@ class AsyncClient:
         resume_token_ids: ResumeTokenIds = (),
         scheduling: SchedulingParams | None = None,
         encoder_token_ids: Sequence[int] = (),
+        encoder_features: bytes = b"",
         timeout_s: float | None = None,
         model_digest: str = "",
         trace_context: TraceContext = NO_TRACE,
@@ -123,7 +124,8 @@ class AsyncClient:
         beam search no token arrives before the end, and the request starts over. Closing the
         iterator or cancelling the task aborts the request. `resume_token_ids`: output tokens of an
         earlier run, whose seed must be passed too. `model_digest`: raise ModelChanged if another
-        model is served at the start or when the stream is continued. `trace_context`: the parent
+        model is served at the start or when the stream is continued. `encoder_features`: for models
+        with `Encoder.audio`, float32 numbers as in GenerateRequest. `trace_context`: the parent
         span; default: the current OpenTelemetry span, if the program uses OpenTelemetry.
         """
         submission = Submission(
@@ -135,6 +137,7 @@ class AsyncClient:
             encoder_token_ids,
             model_digest,
             trace_context,
+            encoder_features,
         )
         request = ResumableRequest(submission, self._config.timing.clock)
         timing = self._config.timing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import assert_never
 
 from splitserve.executor.v1 import executor_pb2
@@ -12,6 +12,7 @@ from splitserve.scheduler.v1 import admin_pb2, scheduler_pb2
 from splitserve_client.errors import RequestFailed, error_of_reason
 from splitserve_client.scheduler_info import (
     Adapter,
+    AudioInput,
     Encoder,
     Executor,
     ExecutorList,
@@ -86,6 +87,8 @@ def encode_sampling_params(params: SamplingParams) -> scheduler_pb2.SamplingPara
         values["beam_search"] = _encode_beam_search(params.beam_search)
     if params.grammar is not None:
         values["grammar"] = _encode_grammar(params.grammar)
+    if params.transcription is not None:
+        values["transcription"] = scheduler_pb2.TranscriptionRules(**asdict(params.transcription))
     if params.pooling is not None:
         values["pooling"] = _encode_pooling(params.pooling)
     present = {name: value for name, value in values.items() if value is not None}
@@ -240,7 +243,11 @@ def _decode_pooling(pooling: scheduler_pb2.PoolingInfo) -> Pooling:
 
 
 def _decode_encoder(encoder: scheduler_pb2.EncoderInfo) -> Encoder:
-    return Encoder(encoder.max_tokens, tuple(encoder.decoder_token_ids))
+    audio = None
+    if encoder.HasField("audio"):
+        values = {each.name: getattr(encoder.audio, each.name) for each in fields(AudioInput)}
+        audio = AudioInput(**values)
+    return Encoder(encoder.max_tokens, tuple(encoder.decoder_token_ids), audio)
 
 
 def decode_identity(response: scheduler_pb2.IdentifyResponse) -> Identity:

@@ -30,6 +30,7 @@ class RequestOptions(TypedDict, total=False):
     resume_token_ids: ResumeTokenIds
     scheduling: SchedulingParams | None
     encoder_token_ids: Sequence[int]
+    encoder_features: bytes
     timeout_s: float | None
     model_digest: str
     trace_context: TraceContext

@@ -75,6 +75,7 @@ class Submission:
     encoder_token_ids: Sequence[int] = ()
     model_digest: str = ""
     trace_context: TraceContext = NO_TRACE
+    encoder_features: bytes = b""
 
 
 class ResumableRequest:
@@ -104,6 +105,7 @@ class ResumableRequest:
             model_digest=submission.model_digest,
             traceparent=trace.traceparent,
             tracestate=trace.tracestate,
+            encoder_features=submission.encoder_features,
         )
         self._outputs = _by_index(submission.resume_token_ids)
         self._is_plain = not params.has_several_sequences and self._outputs.keys() <= {0}

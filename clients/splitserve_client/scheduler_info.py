@@ -171,15 +171,29 @@ class Readiness(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class AudioInput:
+    """Features of audio that an encoder takes; see `AudioInfo` in scheduler.proto."""
+
+    num_mel_bins: int
+    num_frames: int
+    num_positions: int
+    sampling_rate: int
+    hop_length: int
+    fft_length: int
+
+
+@dataclass(frozen=True, slots=True)
 class Encoder:
     """Encoder of a model: requests need `encoder_token_ids`, at most `max_tokens`.
 
     `decoder_token_ids`: the prompt with which the decoder begins by the model's configuration;
-    empty if that is unknown.
+    empty if that is unknown. `audio`: of a model whose requests need `encoder_features` instead;
+    None for others.
     """
 
     max_tokens: int
     decoder_token_ids: tuple[int, ...]
+    audio: AudioInput | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,6 +195,7 @@ class Session:
         resume_token_ids: ResumeTokenIds = (),
         scheduling: SchedulingParams | None = None,
         encoder_token_ids: Sequence[int] = (),
+        encoder_features: bytes = b"",
         model_digest: str = "",
         credential: str = "",
         trace_context: TraceContext = NO_TRACE,
@@ -215,6 +216,7 @@ class Session:
             encoder_token_ids,
             model_digest,
             trace_context,
+            encoder_features,
         )
         request = ResumableRequest(submission, self._timing.clock)
         events = SessionRequest(request.request_id, self._unread, lambda: self._abort(handle))

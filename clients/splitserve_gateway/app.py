@@ -32,6 +32,7 @@ from splitserve_gateway.endpoints import (
     openapi_of,
     ranking,
     responses,
+    transcriptions,
     vectors,
 )
 from splitserve_gateway.grammars import GrammarChecker
@@ -47,6 +48,7 @@ _ROUTERS = (
     chat.router,
     responses.router,
     completions.router,
+    transcriptions.router,
     models.router,
     adapters.router,
     vectors.router,
@@ -57,6 +59,8 @@ _ROUTERS = (
 _NUM_BODIES = 16
 # Equal to the threads of a tokenizer, so that turns of tenants decide the order.
 _NUM_TOKENIZING = 3
+# Files of audio that are decoded at a time.
+_NUM_DECODING = 2
 _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -89,11 +93,12 @@ def build_app(
         unread = UnreadBudget(config.max_unread_bytes)
         bodies = BodyBudget(_NUM_BODIES * config.max_body_bytes)
         tokenizing = FairSemaphore(_NUM_TOKENIZING, max_requests)
+        decoding = FairSemaphore(_NUM_DECODING, max_requests)
         try:
             async with Fleet(schedulers, unread, to_schedulers) as fleet:
                 app.state.callers = KnownCallers(partial(identify, fleet), time.monotonic)
                 app.state.gateway = Gateway(
-                    config, fleet, exchanges, checker, bodies, tokenizing, operators
+                    config, fleet, exchanges, checker, bodies, tokenizing, decoding, operators
                 )
                 if metrics is not None:
                     metrics.watch(fleet, exchanges)

@@ -36,15 +36,16 @@ class GatewayConfig:
     `splitserve_common.scheduler_discovery`; `scheduler_tls`: TLS files, None for plain
     text. `gateway_key_file`: holds the gateway's own credential; if set, every request needs a
     credential, too. `max_body_bytes`: of one request; all bodies that are not encoded yet may have
-    16 times as much. `request_timeout_s`: from the arrival of a request to its end.
-    `max_concurrent_requests`: maximum number of open requests. `max_unread_bytes`: tokens of
-    one request that its client has not read yet; 16 times that for all requests. `drain_timeout_s`:
-    time for open requests at shutdown. `http_cors_origins`: origins of web pages that may use the
-    API from a browser; `*` for any. `allowed_hosts`: further host names that callers without a
-    credential may use. `live`: None if no live page is served. `operator_schedulers`:
-    addresses of schedulers for operators. `allow_adapter_loading`: whether callers without a
-    credential may load and unload adapters. `tool_call_parser`,
-    `reasoning_parser`: the model's notation; auto: detected by its chat template.
+    16 times as much. `max_audio_bytes`, `max_audio_s`: of one file of audio. `request_timeout_s`:
+    from the arrival of a request to its end. `max_concurrent_requests`: maximum number of open
+    requests. `max_unread_bytes`: tokens of one request that its client has not read yet; 16 times
+    that for all requests. `drain_timeout_s`: time for open requests at shutdown.
+    `http_cors_origins`: origins of web pages that may use the API from a browser; `*` for any.
+    `allowed_hosts`: further host names that callers without a credential may use. `live`: None if
+    no live page is served. `operator_schedulers`: addresses of schedulers for operators.
+    `allow_adapter_loading`: whether callers without a credential may load and unload adapters.
+    `tool_call_parser`, `reasoning_parser`: the model's notation; auto: detected by its chat
+    template.
     """
 
     http: str = "127.0.0.1:8000"
@@ -53,6 +54,8 @@ class GatewayConfig:
     gateway_key_file: Path | None = None
     schedulers: str = "127.0.0.1:50051"
     max_body_bytes: int = 16 * _MIB
+    max_audio_bytes: int = 25 * _MIB
+    max_audio_s: float = 7200.0
     request_timeout_s: float = 3600.0
     max_concurrent_requests: int = 4096
     max_unread_bytes: int = 16 * _MIB
@@ -113,6 +116,8 @@ class GatewayConfig:
             gateway_key_file=gateway_key_file,
             schedulers=schedulers,
             max_body_bytes=values["max_body_mib"] * _MIB,
+            max_audio_bytes=values["max_audio_mib"] * _MIB,
+            max_audio_s=values["max_audio_minutes"] * 60.0,
             request_timeout_s=values["request_timeout_s"],
             max_concurrent_requests=values["max_concurrent_requests"],
             max_unread_bytes=values["max_unread_mib"] * _MIB,

@@ -47,6 +47,7 @@ from splitserve_text.output_text import (
     TextRules,
     TokenNumbers,
 )
+from splitserve_text.speech import SpeechTask, SpeechTokens
 from splitserve_text.template_limits import TemplateLimits
 from splitserve_text.template_sandbox import Sandbox
 from splitserve_text.template_shapes import MessageShapes
@@ -74,6 +75,7 @@ from splitserve_text.values import (
     Tokens,
     TopLogprob,
     TraceContext,
+    TranscriptionRules,
     Usage,
 )
 from splitserve_text.vector_texts import EncodedPair, VectorTexts
@@ -126,6 +128,8 @@ __all__ = [
     "Sandbox",
     "SchedulingParams",
     "SequenceFinish",
+    "SpeechTask",
+    "SpeechTokens",
     "SplitserveError",
     "StopStrings",
     "TemplateLimits",
@@ -144,6 +148,7 @@ __all__ = [
     "ToolSchemas",
     "TopLogprob",
     "TraceContext",
+    "TranscriptionRules",
     "Usage",
     "VectorTexts",
     "as_prompt",

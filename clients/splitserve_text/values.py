@@ -100,12 +100,23 @@ class PoolingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class TranscriptionRules:
+    """Rules for the output of a speech model; see `TranscriptionRules` in scheduler.proto."""
+
+    first_suppressed_token_ids: tuple[int, ...] = ()
+    first_timestamp_token_id: int | None = None
+    first_special_token_id: int = 0
+    max_first_timestamp: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams(GivenSamplingValues):
     """Sampling and stop parameters; None stands for the server's default.
 
     Meanings and ranges: `SamplingParams` in scheduler.proto. The server checks them. Its defaults
     are neutral for every model; `Model.default_sampling_params` holds the recommendation of the
-    model's authors. `allowed_token_ids`: None allows all. `pooling`: for models of vectors.
+    model's authors. `allowed_token_ids`: None allows all. `pooling`: for models of vectors,
+    `transcription`: for models of speech.
     """
 
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -123,6 +134,7 @@ class SamplingParams(GivenSamplingValues):
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: Grammar | None = None
     pooling: PoolingParams | None = None
+    transcription: TranscriptionRules | None = None
 
     def with_defaults(self, defaults: SamplingParams) -> SamplingParams:
         """Returns these parameters with `defaults` in place of None.

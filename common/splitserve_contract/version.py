@@ -1,6 +1,6 @@
 """Version of the step contract between scheduler and executor."""
 
 CONTRACT_MAJOR = 1
-CONTRACT_MINOR = 8
+CONTRACT_MINOR = 9
 # Version of the arithmetic of SamplingParams: ExecutorInfo.sampling_version.
 SAMPLING_VERSION = 2

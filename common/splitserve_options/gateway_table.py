@@ -54,6 +54,26 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         choices=("auto", "think", "mistral", "none"),
     ),
     Option(
+        "max-audio-mib",
+        OptionKind.INTEGER,
+        "maximum size of a file of audio in MiB",
+        _HTTP,
+        _SERVE_GATEWAY,
+        25,
+        minimum=1,
+        maximum=1024,
+    ),
+    Option(
+        "max-audio-minutes",
+        OptionKind.INTEGER,
+        "maximum length of the audio of one request in minutes",
+        _HTTP,
+        _SERVE_GATEWAY,
+        120,
+        minimum=1,
+        maximum=10_000,
+    ),
+    Option(
         "max-body-mib",
         OptionKind.INTEGER,
         "maximum size of a request body in MiB; all bodies that are not yet encoded may take "

@@ -24,6 +24,7 @@ CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
         "PROMPT_EMPTY": grpc.StatusCode.INVALID_ARGUMENT,
         "PROMPT_TOO_LONG": grpc.StatusCode.INVALID_ARGUMENT,
         "TOKEN_OUT_OF_RANGE": grpc.StatusCode.INVALID_ARGUMENT,
+        "ENCODER_FEATURES_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
         "SAMPLING_PARAMS_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
         "SCHEDULING_PARAMS_INVALID": grpc.StatusCode.INVALID_ARGUMENT,
         "NEVER_FITS_KV_CACHE": grpc.StatusCode.INVALID_ARGUMENT,

@@ -1,5 +1,6 @@
 """Checkpoints: checks of their files and configuration, and loading of models and tokenizers."""
 
+from executor_service.checkpoint.audio_input import read_audio_info
 from executor_service.checkpoint.folder import Checkpoint, check_directory, resolve_checkpoint
 from executor_service.checkpoint.generation_config import GenerationConfig, read_generation_config
 from executor_service.checkpoint.gguf_tokenizer import TokenizerUnknown, build_gguf_tokenizer
@@ -22,6 +23,7 @@ __all__ = [
     "check_directory",
     "is_kv_scale",
     "load_model",
+    "read_audio_info",
     "read_generation_config",
     "read_kv_scales",
     "read_model",

@@ -37,6 +37,8 @@ _KIND_OF_ENDING = {
 }
 # Types that are encoders unless is_decoder is set, beside masked language models.
 _ENCODER_TYPES = frozenset({"bert-generation"})
+# Types of speech models whose audio becomes features of a fixed size.
+_SPEECH_TYPES = frozenset({"whisper"})
 _MEDIA = ("vision", "image", "video", "audio", "speech", "vq")
 
 
@@ -115,19 +117,29 @@ def _other_kind(
 
 
 def encoder_decoder_class(config: Any, architectures: Sequence[str]) -> type | None:  # noqa: ANN401
-    """Returns the class of `transformers` of an encoder-decoder model of texts.
+    """Returns the class of `transformers` of an encoder-decoder model of texts or speech.
 
     Returns None for other models. `architectures`: as for `check_kind`.
     """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
+    )
 
     mapping: Any = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+    if takes_audio(config):
+        mapping = MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
     if not getattr(config, "is_encoder_decoder", False) or type(config) not in mapping:
         return None
     if media_parts(config):
         return None
     found: type = mapping[type(config)]
     return found if not architectures or found.__name__ in architectures else None
+
+
+def takes_audio(config: Any) -> bool:  # noqa: ANN401
+    """Returns whether `config` is of a speech model of a type that is served."""
+    return config.model_type in _SPEECH_TYPES
 
 
 def _kind_of(architectures: Sequence[str]) -> str | None:

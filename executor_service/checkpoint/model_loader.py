@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from executor_service.adapters import aligned_targets
+from executor_service.checkpoint.audio_input import read_audio_info
 from executor_service.checkpoint.base_tensors import base_tensors
 from executor_service.checkpoint.folder import Checkpoint, resolve_checkpoint
 from executor_service.checkpoint.generation_config import (
@@ -32,6 +33,7 @@ from executor_service.checkpoint.model_kind import (
     check_kind,
     encoder_decoder_class,
     is_causal,
+    takes_audio,
     text_part,
     wrapper_class,
 )
@@ -152,7 +154,8 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
         model = make_decoder(whole)
     if encoder_decoder_class(config, checkpoint.architectures) is not None:
         with torch.inference_mode():
-            model = EncoderDecoder(whole, max_model_len)
+            audio = read_audio_info(config, checkpoint.directory) if takes_audio(config) else None
+            model = EncoderDecoder(whole, max_model_len, audio)
     with aligned_targets(model) as targets:
         profile = try_model(model, text_config, max_model_len)
     release_file_pages()

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from executor_service.checkpoint.folder import Checkpoint
 from executor_service.checkpoint.gguf_tokenizer import build_gguf_tokenizer
+from executor_service.checkpoint.model_kind import takes_audio
 from executor_service.errors import one_line
 from executor_service.quantization import GgufFile
 from executor_service.steps import TokenizerFile
@@ -30,6 +31,7 @@ _TOKENIZER = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
 _SPECIAL_TOKENS = "special_tokens_map.json"
 _TEMPLATE = "chat_template.jinja"
+_GENERATION = "generation_config.json"
 # Old file of the chat template, saved by processors of multimodal models.
 _OLD_TEMPLATE = "chat_template.json"
 # Sources of vocabularies; log lines name the first that exists.
@@ -72,6 +74,9 @@ def read_tokenizer(checkpoint: Checkpoint, config: Any = None) -> ModelTokenizer
         _log.info("tokenizer_missing directory=%s: prompts must be token ids", directory)
         return ModelTokenizer()
     files: dict[str, TokenizerFile] = dict(_usable(checkpoint.tokenizer_files))
+    if config is not None and takes_audio(config) and (directory / _GENERATION).exists():
+        # Clients of speech models need to know the tokens of languages and those never sampled.
+        files[_GENERATION] = directory / _GENERATION
     settings = _read_object(directory / _CONFIG)
     declared = _content(settings.get("eos_token")) or _content(
         _read_object(directory / _SPECIAL_TOKENS).get("eos_token")

@@ -2,12 +2,13 @@
 
 The decoder's own tokens attend through the pools like those of any model. Its cross attention reads
 cross blocks, which hold the keys and values that the cross attention of each layer makes of the
-encoder's output. The code of `transformers` computes everything else: each token of the decoder
-gets its position in place of the one that the code would count, and the place of the encoder's
-output is taken by a row of zeros, of which no keys and values are computed.
+encoder's output for tokens or audio. The code of `transformers` computes everything else: each
+token of the decoder gets its position in place of the one that the code would count, and the place
+of the encoder's output is taken by a row of zeros, of which no keys and values are computed.
 
 Shape letters: Q sequences, L decoder tokens of each, V vocabulary, W width of the model, E encoder
-tokens, P positions, H query heads, n distances, G key/value heads, D head size.
+tokens, P positions, H query heads, n distances, G key/value heads, D head size, M mel bins, F
+frames.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from executor_service.model.transformers_attention import (
     mark,
     unbind,
 )
+from executor_service.steps import AudioInfo
 from splitserve_kernels.paged_batch import AttentionOptions
 
 _CROSS_NAMES = ("encoder_attn", "EncDecAttention")
@@ -50,15 +52,22 @@ class Logits:
 class EncoderDecoder(nn.Module):
     """An encoder-decoder model that is called as a causal language model is.
 
-    Until `serve`, the decoder attends to the encoder's output for some random tokens.
+    Until `serve`, the decoder attends to the encoder's output for some random input. `audio`: None
+    if the encoder takes tokens.
     """
 
     encoder_states: Tensor
 
-    def __init__(self, whole: Any, max_model_len: int) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        whole: Any,  # noqa: ANN401
+        max_model_len: int,
+        audio: AudioInfo | None = None,
+    ) -> None:
         """Takes over `whole`, a model of `transformers`. Raises ModelUnsupported."""
         super().__init__()
         self.whole = whole
+        self.audio = audio
         self.config = whole.config
         self.dtype: torch.dtype = whole.dtype
         mark(whole.get_encoder().modules(), Attending.ENCODER)
@@ -71,8 +80,12 @@ class EncoderDecoder(nn.Module):
         _keep_relative_biases(self.attention_modules)
         self._positions = _keep_positions(whole, max_model_len)
         _add_switches(self.cross_modules)
-        tokens = torch.randint(3, whole.config.vocab_size, (1, _NUM_TRIED_TOKENS))
-        self.register_buffer("encoder_states", self.encode(tokens.to(self.device)), False)
+        if audio is None:
+            tried = torch.randint(3, whole.config.vocab_size, (1, _NUM_TRIED_TOKENS))
+        else:
+            tried = torch.randn(1, audio.num_mel_bins, audio.num_frames)
+        states = self.encode(tried.to(self.device))[:, :_NUM_TRIED_TOKENS].clone()
+        self.register_buffer("encoder_states", states, False)
 
     @property
     def device(self) -> torch.device:
@@ -109,6 +122,8 @@ class EncoderDecoder(nn.Module):
     @property
     def max_encoder_tokens(self) -> int | None:
         """Limit of encoder tokens by the embedded positions; None without such embeddings."""
+        if self.audio is not None:
+            return self.audio.num_positions
         positions: Any = getattr(self.whole.get_encoder(), _POSITIONS, None)
         if not isinstance(positions, nn.Embedding):
             return None
@@ -153,10 +168,14 @@ class EncoderDecoder(nn.Module):
         logits: Tensor = output.logits
         return Logits(logits if logits_to_keep is None else logits[:, logits_to_keep])
 
-    def encode(self, token_ids: Tensor) -> Tensor:
-        """Returns the encoder's output [1, E, W] for `token_ids` [1, E]."""
+    def encode(self, encoder_input: Tensor) -> Tensor:
+        """Returns the encoder's output [1, E, W] for token ids [1, E], or features [1, M, F]."""
         encoder = self.whole.get_encoder()
-        states: Tensor = encoder(input_ids=token_ids).last_hidden_state
+        if self.audio is None:
+            output = encoder(input_ids=encoder_input)
+        else:
+            output = encoder(encoder_input.to(self.dtype))
+        states: Tensor = output.last_hidden_state
         return states
 
     def cross_keys_and_values(self, states: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -19,7 +19,7 @@ from executor_service.model.adapter import AdapterLimits, BaseTensor, Target, no
 from executor_service.model.encoder_decoder import EncoderDecoder
 from executor_service.model.pooling import VectorParts
 from executor_service.model.rope_scaling import scaled_positions
-from executor_service.steps import DefaultSampling, ModelVectors, TokenizerFile
+from executor_service.steps import AudioInfo, DefaultSampling, ModelVectors, TokenizerFile
 from splitserve_kernels.paged_batch import AttentionOptions, KVScales
 
 
@@ -94,6 +94,11 @@ class LoadedModel:
     def has_encoder(self) -> bool:
         """Whether tokens attend to those of an encoder."""
         return isinstance(self.model, EncoderDecoder)
+
+    @property
+    def audio(self) -> AudioInfo | None:
+        """Features that the encoder takes; None if it takes tokens, or without an encoder."""
+        return self.model.audio if isinstance(self.model, EncoderDecoder) else None
 
     @property
     def max_encoder_tokens(self) -> int | None:

@@ -68,8 +68,12 @@ class RunningModel(PagedModel, Protocol):
 class EncodingModel(PagedModel, Protocol):
     """PagedModel that may have an encoder (`LoadedModel.has_encoder`)."""
 
-    def encode(self, token_ids: Tensor, blocks: Tensor) -> None:
-        """Encodes `token_ids` [E] int64, and writes keys and values of all layers into `blocks`."""
+    def encode(self, encoder_input: Tensor, blocks: Tensor) -> None:
+        """Encodes an input, and writes keys and values of all layers into `blocks`.
+
+        `encoder_input`: token ids [E] int64, or features [M, F] float32 of audio: M mel bins of F
+        frames.
+        """
         ...
 
 
@@ -194,11 +198,11 @@ class TransformersModel:
         # Some output heads are padded beyond the last token of the embedding.
         return logits[:, : self._loaded.num_outputs].float()
 
-    def encode(self, token_ids: Tensor, blocks: Tensor) -> None:
+    def encode(self, encoder_input: Tensor, blocks: Tensor) -> None:
         model, device = self._loaded.model, self._cache.device
         assert isinstance(model, EncoderDecoder), "the executor supports cross attention"
-        states = model.encode(token_ids.to(device)[None])
-        none, all_tokens = torch.zeros(1, dtype=torch.int64), torch.tensor([len(token_ids)])
+        states = model.encode(encoder_input.to(device)[None])
+        none, all_tokens = torch.zeros(1, dtype=torch.int64), torch.tensor([states.shape[1]])
         batch = build_paged_batch(blocks[None], none, all_tokens, self._cache.block_size, device)
         for layer, (key, value) in enumerate(model.cross_keys_and_values(states)):
             pools = self._cache.key_pools[layer], self._cache.value_pools[layer]

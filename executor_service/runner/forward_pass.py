@@ -29,6 +29,7 @@ from executor_service.runner.static_inputs import MOST_PROMPTS
 from executor_service.sampling import SamplingRows, draw_rows
 from executor_service.steps import (
     BoolArray,
+    EncoderInput,
     Int32Array,
     Int64Array,
     LogprobColumns,
@@ -95,9 +96,9 @@ class ForwardPass:
         return replace(result, row_errors=result.row_errors | errors)
 
     def _encode(self, model: EncodingModel, step: StepInput) -> dict[int, str]:
-        """Encodes the encoder tokens that the rows of `step` bring.
+        """Encodes the encoder inputs that the rows of `step` bring.
 
-        Returns the error text of each row that has none, or that reads blocks whose tokens could
+        Returns the error text of each row that has none, or that reads blocks whose input could
         not be encoded.
         """
         cross = step.cross
@@ -105,27 +106,36 @@ class ForwardPass:
             return dict.fromkeys(range(step.num_rows), _NO_ENCODER_TOKENS)
         without = np.flatnonzero(cross.num_encoder_tokens == 0).tolist()
         errors = dict.fromkeys(without, _NO_ENCODER_TOKENS)
-        for row, token_ids in enumerate(cross.encoder_token_ids):
-            if not len(token_ids):
+        for row, encoder_input in enumerate(cross.encoder_inputs):
+            if not len(encoder_input):
                 continue
-            blocks = cross.block_tables[row, : -(-len(token_ids) // self._cache.block_size)]
-            why_not = self._encode_row(model, token_ids, blocks)
+            num_blocks = -(-int(cross.num_encoder_tokens[row]) // self._cache.block_size)
+            blocks = cross.block_tables[row, :num_blocks]
+            why_not = self._encode_row(model, encoder_input, blocks)
             if why_not:
                 readers = np.isin(cross.block_tables, blocks).any(axis=1)
                 errors |= dict.fromkeys(np.flatnonzero(readers).tolist(), why_not)
         return errors
 
-    def _encode_row(self, model: EncodingModel, token_ids: Int32Array, blocks: Int32Array) -> str:
-        """Encodes tokens. Returns why that cannot be done; empty if it is done."""
-        most = self._loaded.max_encoder_tokens
-        if most is not None and len(token_ids) > most:
-            return f"the row has {len(token_ids)} encoder tokens; allowed: at most {most}"
+    def _encode_row(
+        self, model: EncodingModel, encoder_input: EncoderInput, blocks: Int32Array
+    ) -> str:
+        """Encodes an input. Returns why that cannot be done; empty if it is done."""
+        most, audio = self._loaded.max_encoder_tokens, self._loaded.audio
+        if audio is not None:
+            if not np.isfinite(encoder_input).all():
+                return "the row has encoder features that are not finite"
+            prepared = torch.from_numpy(encoder_input).view(-1, audio.num_frames)
+        elif most is not None and len(encoder_input) > most:
+            return f"the row has {len(encoder_input)} encoder tokens; allowed: at most {most}"
+        else:
+            prepared = torch.from_numpy(encoder_input.astype(np.int64))
         try:
-            model.encode(torch.from_numpy(token_ids.astype(np.int64)), torch.from_numpy(blocks))
+            model.encode(prepared, torch.from_numpy(blocks))
         except Exception as error:
             if is_beyond_rows(error):
                 raise
-            _logger.exception("encoding_failed num_tokens=%d", len(token_ids))
+            _logger.exception("encoding_failed num_inputs=%d", len(encoder_input))
             return _describe(error)
         return ""
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from executor_service.device import KVCache
 from executor_service.errors import ModelUnsupported, StepFailed
 from executor_service.model import Adapter, LoadedModel, slots_of
 from executor_service.runner.model_runner import ModelRunner
@@ -26,6 +27,7 @@ from executor_service.steps import (
     BlockMoves,
     BlockTables,
     CrossInput,
+    EncoderInput,
     ParamRows,
     RowStatus,
     Runner,
@@ -39,6 +41,7 @@ from splitserve_contract import EXAMPLES_OF_LIMITS
 # Tiles of queries double with the tokens of the longest row, up to 128 tokens.
 _NUM_NEW = (2, 3, 5, 9, 17, 33, 65, 129)
 _NUM_DECODES = (1, 2, 3, 16, 17)
+_NO_INPUT = np.empty(0, np.int32)
 _ALL_PARAMS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=1.0),
@@ -124,7 +127,7 @@ def make_step(
     """Builds a step whose rows follow one computed token, all in block 0. Its results mean nothing.
 
     Rows overwrite each other's tokens. If there is another block, it is copied to block 0 first. An
-    encoder encodes one token.
+    encoder encodes one token, or silence.
     """
     num_rows, cache = len(num_new_tokens), runner.cache
     new, computed = np.array(num_new_tokens, np.int32), np.ones(num_rows, np.int32)
@@ -151,17 +154,22 @@ def make_step(
         seeds=np.arange(num_rows, dtype=np.int64),
         sampling_params=ParamRows.of([params] * num_rows),
         histories=[history if params.needs_history else None] * num_rows,
-        cross=_one_encoder_token(num_rows) if loaded.has_encoder else None,
+        cross=_least_encoder_input(num_rows, loaded, cache) if loaded.has_encoder else None,
         pooling=[] if loaded.vectors is None else [loaded.vectors.plain_params] * num_rows,
     )
 
 
-def _one_encoder_token(num_rows: int) -> CrossInput:
-    token, none = np.zeros(1, np.int32), np.empty(0, np.int32)
+def _least_encoder_input(num_rows: int, loaded: LoadedModel, cache: KVCache) -> CrossInput:
+    """Returns one encoder token, or silence, that all rows attend to; all in block 0."""
+    least: EncoderInput = np.zeros(1, np.int32)
+    num_encoder_tokens = 1
+    if loaded.audio is not None:
+        num_encoder_tokens = loaded.audio.num_positions
+        least = np.zeros(loaded.audio.num_mel_bins * loaded.audio.num_frames, np.float32)
     return CrossInput(
-        num_encoder_tokens=np.ones(num_rows, np.int32),
-        block_tables=np.zeros((num_rows, 1), np.int32),
-        encoder_token_ids=[token, *[none] * (num_rows - 1)],
+        num_encoder_tokens=np.full(num_rows, num_encoder_tokens, np.int32),
+        block_tables=np.zeros((num_rows, -(-num_encoder_tokens // cache.block_size)), np.int32),
+        encoder_inputs=[least, *[_NO_INPUT] * (num_rows - 1)],
     )
 
 
@@ -242,7 +250,7 @@ def measure_uncached_step(
 def _make_step(
     runner: ModelRunner, loaded: LoadedModel, num_new: int, num_computed: int
 ) -> StepInput:
-    """Builds a step of one row, all of whose tokens are in block 0."""
+    """Builds a step of one row, all of whose tokens are in block 0; nothing is encoded."""
     step = make_step([num_new], SamplingParams(temperature=0.0), loaded, runner)
     width = -(-(num_computed + num_new) // runner.cache.block_size)
     return replace(
@@ -250,6 +258,7 @@ def _make_step(
         num_computed_tokens=np.array([num_computed], np.int32),
         num_prompt_tokens=np.array([num_computed + num_new], np.int32),
         block_tables=np.zeros((1, width), np.int32),
+        cross=None if step.cross is None else replace(step.cross, encoder_inputs=[_NO_INPUT]),
     )
 
 

@@ -16,6 +16,7 @@ from executor_service.sampling.sampler import (
     uniform,
 )
 from executor_service.sampling.token_counts import IN_PROMPT, CountedRows, TokenCounts
+from executor_service.sampling.transcription import apply_transcription_rules
 from executor_service.sampling.truncation import ScoredTokens, make_columns, score, truncate
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "TokenCounts",
     "adjust_in_torch",
     "adjust_logits",
+    "apply_transcription_rules",
     "draw_in_torch",
     "draw_rows",
     "draw_unseen_in_torch",

@@ -21,6 +21,7 @@ from torch import Tensor
 from executor_service.device import Uploads, streams_of, to_device
 from executor_service.sampling.logit_adjustments import adjust_logits
 from executor_service.sampling.token_counts import CountedRows, TokenCounts
+from executor_service.sampling.transcription import apply_transcription_rules
 from executor_service.sampling.truncation import truncate, truncate_unseen
 from executor_service.steps import (
     BoolArray,
@@ -146,7 +147,14 @@ def sample(
     for start in range(0, num_rows, size):
         part = slice(start, start + size)
         of_part, rows_of_part = logits[part], rows if size >= num_rows else rows.part(part)
-        drawn = draw(adjust(of_part, rows_of_part, uploads), rows_of_part)
+        adjusted = apply_transcription_rules(
+            adjust(of_part, rows_of_part, uploads),
+            rows_of_part.params,
+            rows_of_part.positions,
+            rows_of_part.num_prompt_tokens,
+            rows_of_part.histories,
+        )
+        drawn = draw(adjusted, rows_of_part)
         # Checked on the logits before adjustment: suppression may have hidden an infinity.
         token_ids.append(torch.where(torch.isfinite(of_part.amax(dim=-1)), drawn, -1))
     return torch.cat(token_ids)

@@ -193,7 +193,9 @@ def _encode_encoder(encoder: EncoderInfo | None) -> pb.EncoderInfo | None:
     if encoder is None:
         return None
     return pb.EncoderInfo(
-        max_tokens=encoder.max_tokens, decoder_token_ids=encoder.decoder_token_ids
+        max_tokens=encoder.max_tokens,
+        decoder_token_ids=encoder.decoder_token_ids,
+        audio=None if encoder.audio is None else pb.AudioInfo(**asdict(encoder.audio)),
     )
 
 

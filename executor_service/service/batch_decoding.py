@@ -15,6 +15,7 @@ from executor_service.steps import (
     BatchContent,
     BatchRefused,
     BlockMoves,
+    Float32Array,
     Grammar,
     Int32Array,
     Int64Array,
@@ -26,6 +27,7 @@ from executor_service.steps import (
     StepErrorReason,
     StepIdentity,
     TableWrites,
+    TranscriptionRules,
     Work,
 )
 from splitserve.executor.v1 import executor_pb2 as pb
@@ -53,6 +55,13 @@ def read_int64(column: bytes, path: str) -> Int64Array:
     if len(column) % 8:
         raise _no_column(column, 8, path)
     return np.frombuffer(column, INT64)
+
+
+def read_float32(column: bytes, path: str) -> Float32Array:
+    """Returns the elements of an f32 column. Raises BatchRefused if the length is wrong."""
+    if len(column) % 4:
+        raise _no_column(column, 4, path)
+    return np.frombuffer(column, FLOAT32)
 
 
 def read_offsets(column: bytes, path: str) -> Int32Array:
@@ -173,6 +182,8 @@ def _decode_cross(rows: pb.NewRows, num_rows: int) -> NewCross | None:
         rows.encoder_offsets,
         rows.encoder_token_ids,
         rows.num_encoder_tokens,
+        rows.encoder_feature_offsets,
+        rows.encoder_features,
     )
     if not any(columns):
         return None
@@ -187,6 +198,10 @@ def _decode_cross(rows: pb.NewRows, num_rows: int) -> NewCross | None:
         ),
         encoder_token_ids=read_int32(rows.encoder_token_ids, "new_rows.encoder_token_ids"),
         num_encoder_tokens=lengths if len(lengths) else np.zeros(num_rows, np.int32),
+        feature_offsets=read_optional_offsets(
+            rows.encoder_feature_offsets, num_rows, "new_rows.encoder_feature_offsets"
+        ),
+        features=read_float32(rows.encoder_features, "new_rows.encoder_features"),
     )
 
 
@@ -203,6 +218,20 @@ def _decode_params(params: pb.SamplingParams) -> SamplingParams:
         grammar=_decode_grammar(params.grammar) if params.HasField("grammar") else None,
         pooling=_decode_pooling(params.pooling) if params.HasField("pooling") else None,
         stop_token_ids=frozenset(params.stop_token_ids),
+        transcription=_decode_transcription(params.transcription)
+        if params.HasField("transcription")
+        else None,
+    )
+
+
+def _decode_transcription(rules: pb.TranscriptionRules) -> TranscriptionRules:
+    has_first = rules.HasField("first_timestamp_token_id")
+    has_most = rules.HasField("max_first_timestamp")
+    return TranscriptionRules(
+        first_suppressed_token_ids=tuple(rules.first_suppressed_token_ids),
+        first_timestamp_token_id=rules.first_timestamp_token_id if has_first else None,
+        first_special_token_id=rules.first_special_token_id,
+        max_first_timestamp=rules.max_first_timestamp if has_most else None,
     )
 
 

@@ -20,6 +20,7 @@ from executor_service.steps.drafts import MAX_NUM_DRAFTS, run_on, verify_drafts
 from executor_service.steps.executor_info import (
     SAMPLING_FEATURES,
     AdapterSupport,
+    AudioInfo,
     DefaultSampling,
     EncoderInfo,
     ExecutorInfo,
@@ -42,6 +43,7 @@ from executor_service.steps.sampling_params import (
     StepGrammars,
     TokenConstraints,
     TokenMasks,
+    TranscriptionRules,
 )
 from executor_service.steps.step import (
     INVALID_LOGITS,
@@ -50,6 +52,7 @@ from executor_service.steps.step import (
     BlockMoves,
     BoolArray,
     CrossInput,
+    EncoderInput,
     FinishedStep,
     Float32Array,
     Int32Array,
@@ -77,6 +80,7 @@ __all__ = [
     "NO_MOVES",
     "SAMPLING_FEATURES",
     "AdapterSupport",
+    "AudioInfo",
     "AwaitedTokens",
     "Batch",
     "BatchContent",
@@ -87,6 +91,7 @@ __all__ = [
     "CrossInput",
     "DefaultSampling",
     "EncoderInfo",
+    "EncoderInput",
     "ExecutorInfo",
     "ExecutorLimits",
     "Feature",
@@ -124,6 +129,7 @@ __all__ = [
     "TokenMasks",
     "TokenRuns",
     "TokenizerFile",
+    "TranscriptionRules",
     "TrialStep",
     "UInt8Array",
     "Work",

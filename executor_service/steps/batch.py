@@ -13,7 +13,15 @@ import numpy as np
 
 from executor_service.errors import ExecutorError
 from executor_service.steps.sampling_params import SamplingParams
-from executor_service.steps.step import BlockMoves, Int32Array, Int64Array, StepOutput, UInt8Array
+from executor_service.steps.step import (
+    BlockMoves,
+    EncoderInput,
+    Float32Array,
+    Int32Array,
+    Int64Array,
+    StepOutput,
+    UInt8Array,
+)
 
 # Error message for internal errors. The details stay in the log: they might quote a prompt.
 INTERNAL_ERROR_MESSAGE = "internal error; the executor's log has the details"
@@ -83,9 +91,9 @@ _NO_INDEXES = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class NewCross:
-    """Encoder tokens of new rows and the blocks that hold their KV; see `NewRows` in the proto.
+    """Encoder inputs of new rows and the blocks that hold their KV; see `NewRows` in the proto.
 
-    Columns that the message leaves empty are filled in here.
+    Columns that the message leaves empty are filled in here. `features`: float32 features of audio.
     """
 
     block_offsets: Int32Array
@@ -93,6 +101,16 @@ class NewCross:
     encoder_offsets: Int32Array
     encoder_token_ids: Int32Array
     num_encoder_tokens: Int32Array
+    feature_offsets: Int32Array
+    features: Float32Array
+
+    def encoder_input(self, row: int) -> EncoderInput:
+        """Returns what is encoded for a row, empty for nothing."""
+        start, end = self.feature_offsets[row : row + 2]
+        if end > start:
+            return self.features[start:end]
+        start, end = self.encoder_offsets[row : row + 2]
+        return self.encoder_token_ids[start:end]
 
 
 @dataclass(frozen=True, slots=True)

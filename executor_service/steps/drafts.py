@@ -212,12 +212,12 @@ def _histories(step: StepInput, drafts: TokenRuns) -> list[list[int] | None]:
 
 
 def _cross(cross: CrossInput, row_of_line: Int64Array, is_draft: BoolArray) -> CrossInput:
-    """Returns the cross attention input of all lines; only a row's own line encodes tokens."""
+    """Returns the cross attention input of all lines; only a row's own line encodes."""
     return CrossInput(
         cross.num_encoder_tokens[row_of_line],
         cross.block_tables[row_of_line],
         [
-            _NO_TOKENS if is_here else cross.encoder_token_ids[row]
+            _NO_TOKENS if is_here else cross.encoder_inputs[row]
             for row, is_here in zip(row_of_line.tolist(), is_draft.tolist(), strict=True)
         ],
     )

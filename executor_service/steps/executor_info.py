@@ -57,11 +57,27 @@ class DefaultSampling(GivenSamplingValues):
 
 
 @dataclass(frozen=True, slots=True)
+class AudioInfo:
+    """Features that an encoder of audio takes; see `AudioInfo` in the proto."""
+
+    num_mel_bins: int
+    num_frames: int
+    num_positions: int
+    sampling_rate: int
+    hop_length: int
+    fft_length: int
+
+
+@dataclass(frozen=True, slots=True)
 class EncoderInfo:
-    """Encoder of a model; see `EncoderInfo` in the proto. `max_tokens`: 0 for no own limit."""
+    """Encoder of a model; see `EncoderInfo` in the proto.
+
+    `max_tokens`: 0 for no own limit. `audio`: None for an encoder of tokens.
+    """
 
     max_tokens: int
     decoder_token_ids: tuple[int, ...]
+    audio: AudioInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)

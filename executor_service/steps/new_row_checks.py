@@ -14,7 +14,11 @@ import numpy.ma  # np.unique would load it at its first call, in a step
 from executor_service.steps.batch import BatchRefused, NewCross, NewRows, StepErrorReason
 from executor_service.steps.executor_info import ExecutorInfo, Feature
 from executor_service.steps.pooling import ModelVectors, PoolingTask
-from executor_service.steps.sampling_params import Grammar, SamplingParams
+from executor_service.steps.sampling_params import (
+    Grammar,
+    SamplingParams,
+    TranscriptionRules,
+)
 from executor_service.steps.step import BoolArray, Int32Array, Int64Array, UInt8Array
 from splitserve_contract import PARAMETERS
 from splitserve_grammars import MAX_CHOICES, MAX_GRAMMAR_BYTES
@@ -140,6 +144,26 @@ def _check_cross(cross: NewCross, num_rows: int, info: ExecutorInfo) -> None:
     check_below(
         cross.encoder_token_ids, info.model.vocab_size, _TOKEN, "new_rows.encoder_token_ids"
     )
+    _check_features(cross, num_rows, info)
+
+
+def _check_features(cross: NewCross, num_rows: int, info: ExecutorInfo) -> None:
+    path = "new_rows.encoder_feature_offsets"
+    check_offsets(cross.feature_offsets, num_rows, len(cross.features), path)
+    lengths = np.diff(cross.feature_offsets)
+    audio = None if info.model.encoder is None else info.model.encoder.audio
+    if audio is None:
+        _check_each(lengths == 0, lengths, _MALFORMED, path, "none for a model without audio")
+        return
+    num_features = audio.num_mel_bins * audio.num_frames
+    all_or_none = (lengths == 0) | (lengths == num_features)
+    _check_each(all_or_none, lengths, _MALFORMED, path, f"{num_features} features, or none")
+    num_tokens = np.diff(cross.encoder_offsets)
+    path = "new_rows.encoder_offsets"
+    _check_each(num_tokens == 0, num_tokens, _MALFORMED, path, "none for a model with audio")
+    path, counts = "new_rows.num_encoder_tokens", cross.num_encoder_tokens
+    allowed = f"{audio.num_positions} encoder tokens"
+    _check_each(counts == audio.num_positions, counts, _MALFORMED, path, allowed)
 
 
 def _check_each(
@@ -202,6 +226,8 @@ def check_sampling_params(params: SamplingParams, info: ExecutorInfo, path: str)
         _check_tokens(bad_word, tokens, vocab_size)
     if params.grammar is not None:
         check_grammar(params.grammar, params, info, f"{path}.grammar")
+    if params.transcription is not None:
+        _check_transcription(params.transcription, info, f"{path}.transcription")
     for feature, field in _features_used(params):
         check_feature(feature, info, f"{path}.{field}")
     if info.model.vectors is not None:
@@ -224,6 +250,28 @@ def _check_pooling(params: SamplingParams, vectors: ModelVectors, path: str) -> 
     num_dimensions = pooling.num_dimensions
     is_right = 0 <= num_dimensions <= most
     _check_value(f"{path}.num_dimensions", num_dimensions, f"0 to {most}", is_right)
+
+
+def _check_transcription(rules: TranscriptionRules, info: ExecutorInfo, path: str) -> None:
+    if info.model.encoder is None or info.model.encoder.audio is None:
+        raise BatchRefused(
+            StepErrorReason.FEATURE_UNSUPPORTED, path, "needs a model whose encoder takes audio"
+        )
+    vocab_size = info.model.vocab_size
+    suppressed, first = rules.first_suppressed_token_ids, rules.first_timestamp_token_id
+    _check_tokens(f"{path}.first_suppressed_token_ids", suppressed, vocab_size)
+    if first is None:
+        return
+    if not 1 <= first < vocab_size:
+        raise BatchRefused(
+            _TOKEN,
+            f"{path}.first_timestamp_token_id",
+            f"is {first}; allowed: 1 to {vocab_size - 1}",
+        )
+    special, most = rules.first_special_token_id, rules.max_first_timestamp
+    allowed = f"0 to {first}, first_timestamp_token_id"
+    _check_value(f"{path}.first_special_token_id", special, allowed, 0 <= special <= first)
+    _check_value(f"{path}.max_first_timestamp", most, "0 or more", most is None or most >= 0)
 
 
 def check_feature(feature: Feature, info: ExecutorInfo, path: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from executor_service.steps.batch import NewCross, NewRows, TableWrites
 from executor_service.steps.block_tables import BlockTables
 from executor_service.steps.sampling_params import ParamRows, RowGrammars, StepGrammars
-from executor_service.steps.step import BoolArray, CrossInput, Int32Array, Int64Array
+from executor_service.steps.step import BoolArray, CrossInput, EncoderInput, Int32Array, Int64Array
 from executor_service.steps.token_runs import TokenRuns
 
 _NO_BLOCK = -1
@@ -23,11 +23,11 @@ _NO_IDS = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class _Cross:
-    """Encoder data of one row. `encoder_token_ids`: the tokens that are yet to be encoded."""
+    """Encoder data of one row. `encoder_input`: what is yet to be encoded; empty for nothing."""
 
     num_encoder_tokens: int = 0
     block_ids: Int32Array = field(default_factory=lambda: _NO_IDS)
-    encoder_token_ids: Int32Array = field(default_factory=lambda: _NO_IDS)
+    encoder_input: EncoderInput = field(default_factory=lambda: _NO_IDS)
 
 
 _NO_CROSS = _Cross()
@@ -111,7 +111,7 @@ class RowTable:
         return CrossInput(
             num_encoder_tokens=np.array([c.num_encoder_tokens for c in crosses], np.int32),
             block_tables=tables.astype(np.int32),
-            encoder_token_ids=[c.encoder_token_ids for c in crosses],
+            encoder_inputs=[c.encoder_input for c in crosses],
         )
 
     def reads_output(self, row_ids: Int32Array) -> bool:
@@ -178,21 +178,21 @@ class RowTable:
 
     def _add_crosses(self, row_ids: Int32Array, cross: NewCross) -> None:
         for i in np.flatnonzero(cross.num_encoder_tokens).tolist():
-            blocks, tokens = cross.block_offsets[i : i + 2], cross.encoder_offsets[i : i + 2]
+            blocks = cross.block_offsets[i : i + 2]
             # Copied: the columns are views of the message, which would stay in memory with them.
             self._crosses[row_ids[i]] = _Cross(
                 int(cross.num_encoder_tokens[i]),
                 cross.block_ids[slice(*blocks)].copy(),
-                cross.encoder_token_ids[slice(*tokens)].copy(),
+                cross.encoder_input(i).copy(),
             )
             self._has_cross[row_ids[i]] = True
 
-    def forget_encoder_tokens(self, row_ids: Int32Array) -> None:
-        """Drops the encoder tokens of rows whose step has begun, because that step encodes them."""
+    def forget_encoder_inputs(self, row_ids: Int32Array) -> None:
+        """Drops the encoder input of rows whose step has begun, because that step encodes it."""
         if not np.count_nonzero(self._has_cross):
             return
         for row_id in row_ids[self._has_cross.take(row_ids)].tolist():
-            self._crosses[row_id] = replace(self._crosses[row_id], encoder_token_ids=_NO_IDS)
+            self._crosses[row_id] = replace(self._crosses[row_id], encoder_input=_NO_IDS)
 
     def write_tables(self, writes: TableWrites) -> None:
         """Overwrites and extends block tables."""

@@ -45,6 +45,16 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True)
+class TranscriptionRules:
+    """Rules for the output of a speech model; see `TranscriptionRules` in the proto."""
+
+    first_suppressed_token_ids: tuple[int, ...] = ()
+    first_timestamp_token_id: int | None = None
+    first_special_token_id: int = 0
+    max_first_timestamp: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams(SamplingValues):
     """Parameters for choosing a token; meaning and order of application as in `executor.proto`."""
 
@@ -57,6 +67,7 @@ class SamplingParams(SamplingValues):
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: Grammar | None = None
     stop_token_ids: frozenset[int] = frozenset()
+    transcription: TranscriptionRules | None = None
     pooling: PoolingParams | None = None
     constraints: TokenConstraints | None = field(init=False, repr=False, compare=False)
     biased_token_ids: _Int32s = field(init=False, repr=False, compare=False)
@@ -81,7 +92,14 @@ class SamplingParams(SamplingValues):
             or self.num_prompt_logprobs is not None
             or self.has_phrases
             or self.grammar is not None
+            or self.has_timestamps
         )
+
+    @property
+    def has_timestamps(self) -> bool:
+        """Whether a speech model samples timestamps."""
+        rules = self.transcription
+        return rules is not None and rules.first_timestamp_token_id is not None
 
     @property
     def has_phrases(self) -> bool:
@@ -91,7 +109,7 @@ class SamplingParams(SamplingValues):
     @property
     def reads_output(self) -> bool:
         """Whether the host must know the latest sampled token to tell the allowed next ones."""
-        return self.has_phrases or self.grammar is not None
+        return self.has_phrases or self.grammar is not None or self.has_timestamps
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +197,7 @@ def _record(params: SamplingParams) -> tuple[object, ...]:
         bool(params.suppressed_token_ids or params.logit_bias)
         or params.constraints is not None
         or params.grammar is not None
+        or params.transcription is not None
         or params.uses_penalties
     )
     numbers = [_NONE if number is None else number for number in _numbers_of(params)]

@@ -54,19 +54,22 @@ _NO_BLOCKS = np.empty(0, np.int32)
 NO_MOVES = BlockMoves(_NO_BLOCKS, _NO_BLOCKS)
 
 
+# Token ids [E] int32, or features of audio, float32: all frames of a mel bin, bin by bin.
+EncoderInput = Int32Array | Float32Array
+
+
 @dataclass(frozen=True, slots=True)
 class CrossInput:
     """Encoder output that the rows of a step attend to beside their own tokens.
 
     `num_encoder_tokens`: [R] int32, 0 for a row without. `block_tables`: [R, X] int32, the blocks
-    of the encoder tokens, padded with -1. `encoder_token_ids`: R long; the tokens to encode into
-    those blocks before any row attends, empty for a row whose encoder tokens are in its blocks
-    already.
+    of the encoder tokens, padded with -1. `encoder_inputs`: R long; what is encoded into those
+    blocks before any row attends, empty for a row whose encoder tokens are in its blocks already.
     """
 
     num_encoder_tokens: Int32Array
     block_tables: Int32Array
-    encoder_token_ids: Sequence[Int32Array]
+    encoder_inputs: Sequence[EncoderInput]
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +354,7 @@ def part_of(
 
 
 def _encoded(cross: CrossInput, rows: Int64Array) -> CrossInput:
-    """Returns the encoder data of `rows`, with no tokens left to encode."""
+    """Returns the encoder data of `rows`, with nothing left to encode."""
     return CrossInput(
         cross.num_encoder_tokens[rows], cross.block_tables[rows], [_NO_TOKENS] * len(rows)
     )

@@ -234,7 +234,7 @@ class StepExecutor:
             pending = FailedStep(error)
         else:
             prepared.expect(pending.num_more_tokens, self._rows)
-        self._rows.forget_encoder_tokens(row_ids)
+        self._rows.forget_encoder_inputs(row_ids)
         self._apply(step_id, base_step_id=step_id)
         running = RunningStep(identity, row_ids, queue_us, then, prepared, pending)
         self._running.append(running)

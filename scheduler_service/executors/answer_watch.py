@@ -213,8 +213,8 @@ class StepSize:
         work = plan.work
         num_tokens = plan.num_tokens + len(plan.moves) * block_size
         for row in plan.new_rows:
-            if row.encoder_token_ids is not None:
-                num_tokens += len(row.encoder_token_ids)
+            if row.encoder_token_ids is not None or row.encoder_features is not None:
+                num_tokens += row.sequence.request.num_encoder_tokens
         if len(work.token_ids) == 0 and work.drafts is None:  # the common case: one token a row
             num_attended = int(np.add.reduce(work.num_computed_tokens)) + len(work.row_ids)
         else:

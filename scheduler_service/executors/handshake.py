@@ -15,7 +15,12 @@ from typing import Any
 
 from scheduler_service.config import ClusterConfig
 from scheduler_service.executors.answer_watch import MeasuredStep, StepSize
-from scheduler_service.scheduler.values import Feature, SchedulerConfig, VectorSizes
+from scheduler_service.scheduler.values import (
+    FEATURE_BYTES,
+    Feature,
+    SchedulerConfig,
+    VectorSizes,
+)
 from scheduler_service.step_codec import decode_features
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_common import is_reachable_address
@@ -81,6 +86,17 @@ _TEXTS = MappingProxyType(
 _MAX_ADAPTER_SLOTS = 65536
 _MAX_ENCODER_TOKENS = 2**24
 _MAX_DECODER_TOKENS = 64
+_MAX_FEATURES = 2**22
+_AUDIO_RANGES = MappingProxyType(
+    {
+        "num_mel_bins": 1024,
+        "num_frames": 2**20,
+        "num_positions": 2**20,
+        "sampling_rate": 192_000,
+        "hop_length": 2**14,
+        "fft_length": 2**14,
+    }
+)
 _MAX_NUMBERS = 65536
 _MAX_LABEL_CHARS = 2**20
 _SHOWN_CHARS = 100
@@ -235,6 +251,8 @@ def _check_encoder(info: executor.ExecutorInfo) -> None:
         raise _invalid(
             "model.encoder.max_tokens", encoder.max_tokens, f"0 to {_MAX_ENCODER_TOKENS}"
         )
+    if encoder.HasField("audio"):
+        _check_audio(info)
     token_ids = encoder.decoder_token_ids
     if len(token_ids) > _MAX_DECODER_TOKENS:
         allowed = f"{_MAX_DECODER_TOKENS} at most"
@@ -243,6 +261,25 @@ def _check_encoder(info: executor.ExecutorInfo) -> None:
         if not 0 <= token_id < vocab_size:
             allowed = f"0 to {vocab_size - 1}"
             raise _invalid("model.encoder.decoder_token_ids", token_id, allowed)
+
+
+def _check_audio(info: executor.ExecutorInfo) -> None:
+    audio = info.model.encoder.audio
+    for name, most in _AUDIO_RANGES.items():
+        if not 1 <= (number := getattr(audio, name)) <= most:
+            raise _invalid(f"model.encoder.audio.{name}", number, f"1 to {most}")
+    num_features = audio.num_mel_bins * audio.num_frames
+    if num_features > _MAX_FEATURES:
+        allowed = f"at most {_MAX_FEATURES} with num_mel_bins {audio.num_mel_bins}"
+        raise _invalid("model.encoder.audio.num_frames x num_mel_bins", num_features, allowed)
+    most = info.model.encoder.max_tokens
+    if audio.num_positions != most:
+        allowed = f"{most}, model.encoder.max_tokens"
+        raise _invalid("model.encoder.audio.num_positions", audio.num_positions, allowed)
+    least = 2 * FEATURE_BYTES * num_features
+    if info.limits.max_message_bytes < least:
+        allowed = f"{least} or more, for the features of a request"
+        raise _invalid("limits.max_message_bytes", info.limits.max_message_bytes, allowed)
 
 
 def _check_pooling(info: executor.ExecutorInfo) -> None:
@@ -328,6 +365,10 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
             # More than a block for each row, so that none ever waits for one.
             pool = max_model_len, 2 * max_num_seqs
     block_size, num_device_blocks = pool
+    policies = asdict(config.policies)
+    policies["max_num_encoder_tokens"] = _max_num_encoder_tokens(
+        info, config.policies.max_num_encoder_tokens
+    )
     return SchedulerConfig(
         block_size=block_size,
         num_device_blocks=num_device_blocks,
@@ -343,14 +384,35 @@ def core_config(info: executor.ExecutorInfo, config: ClusterConfig) -> Scheduler
         sliding_window=model.sliding_window_tokens if has_window else None,
         max_encoder_tokens=_max_encoder_tokens(info),
         vectors=vectors,
+        num_encoder_features=_num_features(info),
         max_adapters=min(config.max_adapters, limits.max_adapters_per_step),
         num_adapter_slots=info.adapter_support.max_num_loaded,
         model_digest=model.digest,
         max_params_bytes=_max_params_bytes(
             limits.max_message_bytes, max_num_seqs, max_num_batched_tokens
         ),
-        **asdict(config.policies),
+        **policies,
     )
+
+
+def _num_features(info: executor.ExecutorInfo) -> int | None:
+    """Returns the features of a request for a model that takes audio; None for others."""
+    encoder = info.model.encoder
+    if not encoder.HasField("audio"):
+        return None
+    return encoder.audio.num_mel_bins * encoder.audio.num_frames
+
+
+def _max_num_encoder_tokens(info: executor.ExecutorInfo, most: int) -> int:
+    """Returns how many encoder tokens, at most `most`, a step encodes.
+
+    Features of audio take at most half of a message.
+    """
+    num_features = _num_features(info)
+    if num_features is None:
+        return most
+    num_windows = info.limits.max_message_bytes // 2 // (FEATURE_BYTES * num_features)
+    return min(most, num_windows * info.model.encoder.audio.num_positions)
 
 
 def _vectors(model: executor.ModelInfo) -> VectorSizes | None:
@@ -363,6 +425,8 @@ def _vectors(model: executor.ModelInfo) -> VectorSizes | None:
 def _max_encoder_tokens(info: executor.ExecutorInfo) -> int | None:
     if not info.model.HasField("encoder"):
         return None
+    if info.model.encoder.HasField("audio"):
+        return info.model.encoder.audio.num_positions
     slots = info.num_device_blocks * info.block_size_tokens
     return min(info.model.encoder.max_tokens or slots, slots)
 

@@ -22,6 +22,7 @@ from scheduler_service.scheduler.values import (
     BeamSearch,
     BeamState,
     EarlyStopping,
+    EncoderFeatures,
     Feature,
     FinishReason,
     FleetConfig,
@@ -41,7 +42,7 @@ from scheduler_service.scheduler.values import (
     Speculation,
     VectorSizes,
 )
-from scheduler_service.step_codec import decode_grammar, encode_grammar
+from scheduler_service.step_codec import decode_grammar, decode_transcription, encode_grammar
 from splitserve.scheduler.v1 import journal_pb2 as journal
 
 # Fields with the same name and value in `Request` and in its message.
@@ -76,6 +77,8 @@ def encode_request(request: Request) -> journal.JournaledRequest:
     encode_fields(request.scheduling, message.scheduling)
     if request.encoder_token_ids is not None:
         message.encoder_token_ids = request.encoder_token_ids.tobytes()
+    if request.encoder_features is not None:
+        encode_fields(request.encoder_features, message.encoder_features)
     if request.submitted_ns is not None:
         message.submitted_ns = request.submitted_ns
     if request.search is not None:
@@ -92,6 +95,8 @@ def decode_request(message: journal.JournaledRequest) -> Request:
     )
     if message.HasField("encoder_token_ids"):
         request.encoder_token_ids = _tokens(message.encoder_token_ids)
+    if message.HasField("encoder_features"):
+        request.encoder_features = EncoderFeatures(**decode_fields(message.encoder_features))
     if message.HasField("submitted_ns"):
         request.submitted_ns = message.submitted_ns
     prompt = _tokens(message.prompt_token_ids)
@@ -315,5 +320,6 @@ _SAMPLING: Converters = {
     "allowed_token_ids": frozenset,
     "bad_words_token_ids": lambda messages: tuple(tuple(m.token_ids) for m in messages),
     "grammar": decode_grammar,
+    "transcription": decode_transcription,
     "pooling": lambda message: PoolingParams(**decode_fields(message, {"task": PoolingTask})),
 }

@@ -19,6 +19,7 @@ from scheduler_service.scheduler.effects import HealthChange
 from scheduler_service.scheduler.engine.outcomes import is_lost_too_often
 from scheduler_service.scheduler.executor_state import ExecutorState, Life
 from scheduler_service.scheduler.values import (
+    EncoderFeatures,
     Feature,
     PoolingParams,
     Request,
@@ -291,6 +292,8 @@ class ExecutorHealth:
     def _probe(self, executor: ExecutorState) -> Probe:
         """Makes a probe: a request for NUM_PROBE_TOKENS tokens or a vector, in steps of its own."""
         self._num_probes += 1
+        has_encoder = Feature.CROSS_ATTENTION in executor.config.features
+        features = EncoderFeatures.silence(executor.config)
         params = SamplingParams(temperature=0.0, max_tokens=NUM_PROBE_TOKENS, ignore_eos=True)
         if executor.config.vectors is not None:
             params = SamplingParams(pooling=PoolingParams())
@@ -301,9 +304,8 @@ class ExecutorHealth:
             arrival=0,
             seed=0,
             scheduling=SchedulingParams(uses_prefix_cache=False),
-            encoder_token_ids=(
-                [0] if Feature.CROSS_ATTENTION in executor.config.features else None
-            ),
+            encoder_token_ids=[0] if has_encoder and features is None else None,
+            encoder_features=features,
         )
         # The probe shares no step with other requests, and is not acquitted before its last token.
         request.trial_size, request.num_trials_left = 1, NUM_PROBE_TOKENS + 1

@@ -21,7 +21,7 @@ from scheduler_service.callers import (
 from scheduler_service.driver import Driver
 from scheduler_service.request_limits import RequestName, check_lengths
 from scheduler_service.scheduler.engine.planning import max_len_of
-from scheduler_service.scheduler.values import Feature, Request, SchedulerConfig
+from scheduler_service.scheduler.values import EncoderFeatures, Feature, Request, SchedulerConfig
 from scheduler_service.streams import (
     SamplingDecoder,
     check_names,
@@ -81,6 +81,8 @@ class Intake:
         check_lengths(message, config)
         name = self.name(caller, message.request_id or secrets.token_hex(16))
         num_prompt_tokens = len(message.prompt_token_ids) + len(message.encoder_token_ids)
+        if message.encoder_features:
+            num_prompt_tokens += config.max_encoder_tokens or 0
         charge = self.quotas.charge(tenant, num_prompt_tokens, _num_resumed_tokens(message))
         request = self._decode(message, name, tenant)
         check_request(request, limits, tenant)
@@ -150,7 +152,14 @@ class Intake:
             resume_token_ids=decode_resumed(message, sampling),
             scheduling=decode_scheduling_params(message, self._cluster.now_ns(), tenant),
             encoder_token_ids=decode_token_ids(message.encoder_token_ids),
+            encoder_features=self._features(message),
         )
+
+    def _features(self, message: api.GenerateRequest) -> EncoderFeatures | None:
+        config = self._cluster.served.largest_config
+        if not message.encoder_features or config is None:
+            return None
+        return EncoderFeatures(message.encoder_features, config.max_encoder_tokens or 0)
 
 
 def _num_resumed_tokens(message: api.GenerateRequest) -> int:

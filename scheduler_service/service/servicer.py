@@ -116,6 +116,20 @@ class SlowSubmits:
             task.add_done_callback(lambda _task: action())
 
 
+def _audio_of(encoder: executor.EncoderInfo) -> api.AudioInfo | None:
+    if not encoder.HasField("audio"):
+        return None
+    audio = encoder.audio
+    return api.AudioInfo(
+        num_mel_bins=audio.num_mel_bins,
+        num_frames=audio.num_frames,
+        num_positions=audio.num_positions,
+        sampling_rate=audio.sampling_rate,
+        hop_length=audio.hop_length,
+        fft_length=audio.fft_length,
+    )
+
+
 def _handle_in_use(handle: int) -> DomainError:
     return DomainError("SESSION_PROTOCOL", f"handle {handle} is in use in this session")
 
@@ -374,6 +388,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         return api.EncoderInfo(
             max_tokens=self._cluster.served.max_encoder_tokens,
             decoder_token_ids=model.encoder.decoder_token_ids,
+            audio=_audio_of(model.encoder),
         )
 
     def _model_for(self, context: grpc.aio.ServicerContext) -> executor.ModelInfo:

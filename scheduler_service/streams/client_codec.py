@@ -10,6 +10,7 @@ import numpy as np
 
 from scheduler_service.adapters import RegisteredAdapter
 from scheduler_service.scheduler.values import (
+    MAX_FIRST_SUPPRESSED,
     BeamParams,
     Completion,
     EarlyStopping,
@@ -27,7 +28,7 @@ from scheduler_service.scheduler.values import (
     check_num_texts,
     check_sizes,
 )
-from scheduler_service.step_codec import decode_grammar
+from scheduler_service.step_codec import decode_grammar, decode_transcription
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_contract import RECOMMENDED_PARAMETERS, DomainError
@@ -66,6 +67,7 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "allowed_token_ids": frozenset,
         "bad_words_token_ids": lambda sequences: tuple(tuple(s.token_ids) for s in sequences),
         "grammar": decode_grammar,
+        "transcription": decode_transcription,
     }
 )
 _MAX_PRIORITY = 100
@@ -91,6 +93,11 @@ def decode_sampling_params(message: api.SamplingParams) -> SamplingParams:
     check_bad_words([len(tokens.token_ids) for tokens in message.bad_words_token_ids])
     if message.HasField("grammar"):
         _check_kind(message.grammar)
+    if (count := len(message.transcription.first_suppressed_token_ids)) > MAX_FIRST_SUPPRESSED:
+        raise _unusable(
+            f"transcription.first_suppressed_token_ids has {count} entries; allowed: at most"
+            f" {MAX_FIRST_SUPPRESSED}"
+        )
     given = {
         field.name: _CONVERTERS[field.name](value) if field.name in _CONVERTERS else value
         for field, value in message.ListFields()
@@ -132,6 +139,7 @@ def _has_parts(message: api.SamplingParams) -> bool:
         or message.allowed_token_ids
         or message.bad_words_token_ids
         or message.HasField("grammar")
+        or message.HasField("transcription")
     )
 
 

@@ -119,7 +119,7 @@ async def test_decoder_reads_the_encoder_tokens_of_its_request() -> None:
             len(tokens)
             for step in watch.steps
             if step.cross is not None
-            for tokens in step.cross.encoder_token_ids
+            for tokens in step.cross.encoder_inputs
             if len(tokens)
         ]
         # Once for each request, whatever its number of sequences.

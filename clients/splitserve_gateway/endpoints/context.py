@@ -44,6 +44,7 @@ class Gateway:
     checker: GrammarChecker
     bodies: BodyBudget
     tokenizing: FairSemaphore
+    decoding: FairSemaphore
     operators: Discovery
     caller: Caller = ANYBODY
 

@@ -26,6 +26,8 @@ from splitserve_gateway.schemas import (
     ResponsesRequest,
     ScoreRequest,
     TokenizeRequest,
+    TranscriptionRequest,
+    TranslationRequest,
     UnloadAdapterRequest,
 )
 
@@ -47,6 +49,12 @@ _BODIES: dict[str, type[BaseModel]] = {
     "/v1/load_lora_adapter": LoadAdapterRequest,
     "/v1/unload_lora_adapter": UnloadAdapterRequest,
 }
+# Forms with a file.
+_FORMS: dict[str, type[BaseModel]] = {
+    "/v1/audio/transcriptions": TranscriptionRequest,
+    "/v1/audio/translations": TranslationRequest,
+}
+_FILE = {"type": "string", "format": "binary"}
 _REF = "#/components/schemas/{model}"
 _ERROR = "Error"
 _CREDENTIAL = "bearerAuth"
@@ -113,8 +121,14 @@ def openapi_of(app: FastAPI, *, knows_callers: bool) -> Callable[[], dict[str, A
 
 
 def _with_bodies(page: dict[str, Any]) -> dict[str, Any]:
-    models = [(model, "validation") for model in dict.fromkeys(_BODIES.values())]
+    models = [
+        (model, "validation") for model in dict.fromkeys((*_BODIES.values(), *_FORMS.values()))
+    ]
     _, definitions = models_json_schema(models, ref_template=_REF)  # type: ignore[arg-type]
+    for form in dict.fromkeys(_FORMS.values()):
+        described = definitions["$defs"][form.__name__]
+        described["properties"]["file"] = _FILE
+        described["required"] = ["file"]
     page["components"] = {"schemas": {**definitions["$defs"], _ERROR: _ERROR_SCHEMA}}
     for path, operations in page["paths"].items():
         for operation in operations.values():
@@ -124,6 +138,10 @@ def _with_bodies(page: dict[str, Any]) -> dict[str, Any]:
             if path in _BODIES:
                 schema = {"$ref": _REF.format(model=_BODIES[path].__name__)}
                 content = {"application/json": {"schema": schema}}
+                operation["requestBody"] = {"required": True, "content": content}
+            if path in _FORMS:
+                schema = {"$ref": _REF.format(model=_FORMS[path].__name__)}
+                content = {"multipart/form-data": {"schema": schema}}
                 operation["requestBody"] = {"required": True, "content": content}
     return page
 
@@ -141,7 +159,7 @@ def _need_credentials(page: dict[str, Any]) -> None:
 def _errors(path: str) -> dict[str, object]:
     if is_about_health(path):
         return {}
-    meanings = {**_ERRORS, **(_BODY_ERRORS if path in _BODIES else {})}
+    meanings = {**_ERRORS, **(_BODY_ERRORS if path in _BODIES or path in _FORMS else {})}
     content = {"application/json": {"schema": {"$ref": _REF.format(model=_ERROR)}}}
     return {
         status: {"description": meaning, "content": content} for status, meaning in meanings.items()

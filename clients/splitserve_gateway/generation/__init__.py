@@ -36,6 +36,7 @@ from splitserve_gateway.generation.model_kinds import (
     generates,
     pooling_of,
     pools,
+    transcribes,
     vector_paths,
 )
 from splitserve_gateway.generation.prompts import (
@@ -54,6 +55,12 @@ from splitserve_gateway.generation.text_requests import (
     sampling_params,
     scheduling_params,
     text_request,
+)
+from splitserve_gateway.generation.transcription import (
+    Segment,
+    Transcription,
+    TranscriptionTask,
+    speech_of,
 )
 from splitserve_gateway.generation.vectors import (
     VectorInput,
@@ -79,10 +86,13 @@ __all__ = [
     "FieldNames",
     "PromptScores",
     "RequestedAdapter",
+    "Segment",
     "Serving",
     "TextPairs",
     "TextRequest",
     "Totals",
+    "Transcription",
+    "TranscriptionTask",
     "VectorInput",
     "VectorRequest",
     "Vectors",
@@ -113,10 +123,12 @@ __all__ = [
     "run_off_loop",
     "sampling_params",
     "scheduling_params",
+    "speech_of",
     "stream_choices",
     "text_request",
     "tokenizer_of",
     "tools_of",
+    "transcribes",
     "upstream_id",
     "vector_paths",
     "vector_request",

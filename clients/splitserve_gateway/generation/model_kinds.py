@@ -6,10 +6,17 @@ from splitserve_client import Model, Pooling
 from splitserve_gateway.http import invalid
 from splitserve_gateway.upstreams import ServedByScheduler
 
+_AUDIO_PATHS = "POST /v1/audio/transcriptions and POST /v1/audio/translations"
+
 
 def generates(model: Model) -> bool:
-    """Returns whether the model returns text."""
-    return model.pooling is None
+    """Returns whether the model returns text for prompts alone."""
+    return model.pooling is None and not transcribes(model)
+
+
+def transcribes(model: Model) -> bool:
+    """Returns whether the model returns the text of audio."""
+    return model.encoder is not None and model.encoder.audio is not None
 
 
 def pools(model: Model) -> bool:
@@ -52,7 +59,9 @@ def vector_paths(model: Model) -> str:
 
 
 def check_generates(model: Model) -> None:
-    """Raises ApiError if the model returns vectors instead of text."""
+    """Raises ApiError if the model returns vectors instead of text, or takes audio."""
+    if transcribes(model):
+        raise invalid(f"the model {model.name!r} takes audio; allowed: {_AUDIO_PATHS}", "model")
     if not generates(model):
         what = f"the model {model.name!r} returns vectors and no text"
         raise invalid(f"{what}; allowed: {vector_paths(model)}", "model")
@@ -62,6 +71,8 @@ def pooling_of(served: ServedByScheduler) -> Pooling:
     """Returns the vectors that the model has. Raises ApiError if it returns text instead."""
     if served.model.pooling is None:
         message = f"the model {served.model.name!r} returns text and no vectors; allowed:"
+        if transcribes(served.model):
+            raise invalid(f"{message} {_AUDIO_PATHS}", "model")
         is_chat = served.tokenizer is not None and served.tokenizer.has_chat_template
         chats = ", POST /v1/chat/completions, POST /v1/responses" if is_chat else ""
         raise invalid(f"{message} POST /v1/completions{chats}", "model")

@@ -1,6 +1,12 @@
 """HTTP server parts: connections, bounded bodies, errors in OpenAI's format, event streams."""
 
-from splitserve_gateway.http.bodies import FREE_BYTES, BodyBudget, BodyShare, read_body
+from splitserve_gateway.http.bodies import (
+    FREE_BYTES,
+    BodyBudget,
+    BodyShare,
+    read_body,
+    refusal_of,
+)
 from splitserve_gateway.http.connection import Connection
 from splitserve_gateway.http.errors import (
     UPSTREAM_REFUSED,
@@ -18,6 +24,7 @@ from splitserve_gateway.http.errors import (
     upstream_refused,
 )
 from splitserve_gateway.http.exchange import NAMED_EVENTS, EndedExchange, Exchange, event_stream
+from splitserve_gateway.http.forms import Form, read_form
 from splitserve_gateway.http.guard import Exchanges, Guard, is_about_health, is_for_operators
 from splitserve_gateway.http.listener import Listener, connection_places, origin_of
 
@@ -32,6 +39,7 @@ __all__ = [
     "EndedExchange",
     "Exchange",
     "Exchanges",
+    "Form",
     "Guard",
     "Listener",
     "api_error",
@@ -48,6 +56,8 @@ __all__ = [
     "origin_of",
     "quoted",
     "read_body",
+    "read_form",
+    "refusal_of",
     "too_many_lookups",
     "too_many_requests",
     "upstream_refused",

@@ -50,8 +50,7 @@ async def read_body(
         async with asyncio.timeout(BODY_TIMEOUT_S):
             body = await _read(request, max_bytes, share)
     except TimeoutError as error:
-        message = f"the body did not arrive within {BODY_TIMEOUT_S:.0f} seconds"
-        raise ApiError(408, _KIND, message, code="request_timeout") from error
+        raise late() from error
     if len(body) <= _SMALL_BYTES:
         return _parse(body, schema)
     return await asyncio.to_thread(_parse, body, schema)
@@ -69,7 +68,7 @@ def _parse(body: bytearray, schema: type[Schema]) -> Schema:
     try:
         return schema.model_validate_json(body)
     except ValidationError as error:
-        raise _refusal(error) from error
+        raise refusal_of(error) from error
 
 
 def _check_head(request: Request, max_bytes: int) -> None:
@@ -80,19 +79,31 @@ def _check_head(request: Request, max_bytes: int) -> None:
     is_required = request.scope.get("state", {}).get(NEEDS_CONTENT_TYPE, False)
     if media_type != _JSON and (named or is_required):
         is_named = f"is {quoted(named)!r}" if named else "is missing"
-        raise _unsupported(f"the header content-type {is_named}; allowed: {_JSON}")
+        raise unsupported(f"the header content-type {is_named}; allowed: {_JSON}")
     encoding = headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
-        raise _unsupported(f"the header content-encoding is {quoted(encoding)!r}; allowed: none")
-    declared = headers.get("content-length", "0")
+        raise unsupported(f"the header content-encoding is {quoted(encoding)!r}; allowed: none")
+    check_length(request, max_bytes)
+
+
+def check_length(request: Request, max_bytes: int) -> None:
+    """Raises ApiError if the announced length of the body is beyond `max_bytes`."""
+    declared = request.headers.get("content-length", "0")
     digits = declared.lstrip("0") or "0"
     # Python refuses to parse numbers with thousands of digits.
     if digits.isdecimal() and (len(digits) > _MAX_LENGTH_DIGITS or int(digits) > max_bytes):
-        raise _too_large(max_bytes)
+        raise too_large(max_bytes)
 
 
-def _unsupported(message: str) -> ApiError:
+def unsupported(message: str) -> ApiError:
+    """Returns a 415 error: the body has a type that is not read."""
     return ApiError(415, _KIND, message, code="unsupported_media_type")
+
+
+def late() -> ApiError:
+    """Returns a 408 error."""
+    message = f"the body did not arrive within {BODY_TIMEOUT_S:.0f} seconds"
+    return ApiError(408, _KIND, message, code="request_timeout")
 
 
 async def _read(request: Request, max_bytes: int, share: BodyShare) -> bytearray:
@@ -100,17 +111,18 @@ async def _read(request: Request, max_bytes: int, share: BodyShare) -> bytearray
     async for chunk in request.stream():
         body += chunk
         if len(body) > max_bytes:
-            raise _too_large(max_bytes)
+            raise too_large(max_bytes)
         await share.grow(len(body))
     return body
 
 
-def _too_large(max_bytes: int) -> ApiError:
+def too_large(max_bytes: int) -> ApiError:
+    """Returns a 413 error."""
     message = f"the body is larger than {max_bytes} bytes"
     return ApiError(413, _KIND, message, code="request_too_large")
 
 
-def _refusal(error: ValidationError) -> ApiError:
+def refusal_of(error: ValidationError) -> ApiError:
     """Returns the 400 error of the first validation error, with the field's name."""
     if error.error_count() > _MAX_ERRORS:
         message = f"more than {_MAX_ERRORS} fields are invalid or unknown"

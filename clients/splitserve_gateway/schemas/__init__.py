@@ -41,6 +41,12 @@ from splitserve_gateway.schemas.sampling import (
     ResponseToolName,
     SamplingFields,
 )
+from splitserve_gateway.schemas.transcriptions import (
+    TranscriptFormat,
+    TranscriptionRequest,
+    TranslationRequest,
+    form_values,
+)
 from splitserve_gateway.schemas.vectors import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -88,7 +94,11 @@ __all__ = [
     "StreamOptions",
     "TokenizeRequest",
     "ToolCall",
+    "TranscriptFormat",
+    "TranscriptionRequest",
+    "TranslationRequest",
     "UnloadAdapterRequest",
     "VectorFields",
+    "form_values",
     "ignored_names",
 ]

@@ -37,6 +37,7 @@ from splitserve_rpc import SILENT_AFTER_S, PeerState, PeerWatch
 from splitserve_text import (
     Finish,
     SamplingParams,
+    SpeechTokens,
     Tokenizer,
     Tokens,
 )
@@ -63,11 +64,13 @@ class ServedByScheduler:
     """Model that a scheduler serves, and its tokenizer.
 
     `tokenizer`: None if the executors offer no readable one; `tokenizer_problem` gives the reason.
+    `speech`: of a model that takes audio and has a tokenizer; None for others.
     """
 
     model: Model
     tokenizer: Tokenizer | None
     tokenizer_problem: str = ""
+    speech: SpeechTokens | None = None
 
 
 class FleetOperations(Protocol):
@@ -424,8 +427,9 @@ class Upstream:
         if self.served is not None and self.served.model.digest == model.digest:
             return replace(self.served, model=model)
         self._begin_reading()
-        tokenizer = await self._read_tokenizer()
-        return ServedByScheduler(model, tokenizer, self._tokenizer_problem)
+        takes_audio = model.encoder is not None and model.encoder.audio is not None
+        tokenizer, speech = await self._read_tokenizer(takes_audio=takes_audio)
+        return ServedByScheduler(model, tokenizer, self._tokenizer_problem, speech)
 
     async def _check_callers(self) -> None:
         """Raises CallerUnknown or CallerNotAllowed if the scheduler refuses requests of callers.
@@ -438,15 +442,18 @@ class Upstream:
         if _GATEWAY not in own.scopes:
             raise CallerNotAllowed(f"the gateway's key lacks the scope {_GATEWAY}")
 
-    async def _read_tokenizer(self) -> Tokenizer | None:
+    async def _read_tokenizer(
+        self, *, takes_audio: bool
+    ) -> tuple[Tokenizer | None, SpeechTokens | None]:
         self._tokenizer_problem = ""
         try:
             files = await self._client.get_tokenizer_files()
-            return await asyncio.to_thread(Tokenizer.from_files, files)
+            tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
+            return tokenizer, SpeechTokens.from_files(files, tokenizer) if takes_audio else None
         except (TokenizerUnavailable, ChatTemplateFailed) as error:
             _log.warning("tokenizer_unavailable address=%s error=%r", self.address, str(error))
             self._tokenizer_problem = error.message
-            return None
+            return None, None
 
     def _note(self, served: ServedByScheduler) -> None:
         if self.served is None:

@@ -59,11 +59,12 @@ class UpstreamRequest:
         credential: str = "",
         request_id: str = "",
         encoder_token_ids: Sequence[int] = (),
+        encoder_features: bytes = b"",
     ) -> None:
         """Prepares the request without submitting it.
 
         `request_id`: id of the request at schedulers; empty if they need none. `encoder_token_ids`:
-        for a model with an encoder.
+        for a model with an encoder; `encoder_features`: for one whose encoder takes audio.
         """
         if params.seed is None and params.pooling is None:
             # A fixed seed keeps the same randomness at another scheduler.
@@ -76,6 +77,7 @@ class UpstreamRequest:
         self._credential = credential
         self._request_id = request_id
         self._encoder_token_ids = encoder_token_ids
+        self._encoder_features = encoder_features
         self._num_tries = 0
         self._came = _Came()
         self._running: SessionRequest | None = None
@@ -104,6 +106,7 @@ class UpstreamRequest:
                 self._params,
                 resume_token_ids=self._came.outputs,
                 encoder_token_ids=self._encoder_token_ids,
+                encoder_features=self._encoder_features,
                 scheduling=self._remaining(began_s),
                 model_digest=self._model_digest,
                 credential=self._credential,

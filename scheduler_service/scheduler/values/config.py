@@ -115,6 +115,8 @@ class SchedulerConfig(PolicyConfig):
 
     `sliding_window`: most tokens that a layer attends to, for every layer; None without a window.
     `max_encoder_tokens`: of a request, which then needs some; None if requests need none.
+    `num_encoder_features`: of a request for a model that takes audio in place of encoder tokens;
+    None for other models.
     `vectors`: of a model that returns vectors and no tokens. A vector takes the place of one token
     in `max_model_len`, and one block has room for each sequence of an uncached model.
     `max_adapters`: distinct adapters of one step. `num_adapter_slots`: adapters that the executor
@@ -146,6 +148,7 @@ class SchedulerConfig(PolicyConfig):
     block_bytes: int = 0
     sliding_window: int | None = None
     max_encoder_tokens: int | None = None
+    num_encoder_features: int | None = None
     vectors: VectorSizes | None = None
     max_adapters: int = 0
     num_adapter_slots: int = 0
@@ -236,6 +239,7 @@ _LEAST = {
     "block_bytes": 0,
     "sliding_window": 1,
     "max_encoder_tokens": 1,
+    "num_encoder_features": 1,
     "max_adapters": 0,
     "num_adapter_slots": 0,
     "max_params_bytes": 0,

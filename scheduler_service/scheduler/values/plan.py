@@ -15,6 +15,7 @@ from scheduler_service.scheduler.values.admission import AdmissionBlocker
 from scheduler_service.scheduler.values.config import PreemptionMode
 from scheduler_service.scheduler.values.request import (
     BoolArray,
+    EncoderFeatures,
     Int32Array,
     Int64Array,
     Request,
@@ -27,7 +28,8 @@ from scheduler_service.scheduler.values.request import (
 class NewRow:
     """Row that is new to the executor; see `NewRows` in the proto.
 
-    `token_ids`: all known tokens. `encoder_token_ids`: tokens to encode with the row's first step.
+    `token_ids`: all known tokens. `encoder_token_ids`, `encoder_features`: input to encode with the
+    row's first step.
     """
 
     sequence: Sequence
@@ -36,6 +38,7 @@ class NewRow:
     token_ids: Int32Array
     cross_blocks: Items[int] = ()
     encoder_token_ids: Int32Array | None = None
+    encoder_features: EncoderFeatures | None = None
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from hashlib import blake2b
 from operator import attrgetter
 
 import numpy as np
@@ -15,6 +16,8 @@ import numpy.typing as npt
 from scheduler_service.scheduler.values.beam_search import BeamSearch
 from scheduler_service.scheduler.values.config import HashKind, SchedulerConfig
 from scheduler_service.scheduler.values.sampling_params import ID_BYTES, SamplingParams
+
+FEATURE_BYTES = 4
 
 # -- Shared sampling parameters --------------------------------------------------------------------
 
@@ -278,6 +281,35 @@ class Sequence:
         return self.status is SequenceStatus.FINISHED
 
 
+@dataclass(frozen=True, slots=True)
+class EncoderFeatures:
+    """Features of audio, the input of an encoder.
+
+    `data`: float32, little-endian. `num_positions`: encoder tokens that they become.
+    """
+
+    data: bytes
+    num_positions: int
+
+    @property
+    def num_features(self) -> int:
+        """Number of features."""
+        return len(self.data) // FEATURE_BYTES
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of the features."""
+        return blake2b(self.data, person=b"features").digest()
+
+    @classmethod
+    def silence(cls, config: SchedulerConfig) -> EncoderFeatures | None:
+        """Returns features of zeros; None if models of `config` take no audio."""
+        num_features, num_positions = config.num_encoder_features, config.max_encoder_tokens
+        if num_features is None or num_positions is None:
+            return None
+        return cls(bytes(FEATURE_BYTES * num_features), num_positions)
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """Request of a client, with its sequences and its scheduling state.
@@ -302,10 +334,11 @@ class Request:
     `step_class`: smaller classes get the tokens of a step first. `queued_at_ns`,
     `num_queued_tokens`: time at which the request began to wait, and its number of tokens then.
 
-    Encoder: `cross_blocks`: device blocks of the encoder's keys and values; `host_cross_blocks`:
-    their host blocks while SWAPPED. `is_encoded`: they were found in the prefix cache, or a step
-    that writes them was planned: `encoded_in_step`, if the request brought the tokens for it.
-    `encoder_hashes`: of the blocks, as soon as they were needed.
+    Encoder: at most one of `encoder_token_ids` and `encoder_features` is given. `cross_blocks`:
+    device blocks of the encoder's keys and values; `host_cross_blocks`: their host blocks while
+    SWAPPED. `is_encoded`: they were found in the prefix cache, or a step that writes them was
+    planned: `encoded_in_step`, if the request brought the input for it. `encoder_hashes`: of the
+    blocks, as soon as they were needed.
 
     Results: `search`, `num_forks` and `num_candidates` (logprobs asked for in each row) belong to a
     beam search. `completions`: the result of a request that is not streamed. `vector`: that of a
@@ -318,6 +351,7 @@ class Request:
     scheduling: SchedulingParams = DEFAULT_SCHEDULING
     client_key: int = 0
     encoder_token_ids: Int32Array | None = None
+    encoder_features: EncoderFeatures | None = None
     sequences: list[Sequence] = field(default_factory=list)
     stop_len: int = 0
     stop_token_ids: frozenset[int] = frozenset()
@@ -364,6 +398,7 @@ class Request:
         resume_token_ids: Tokens[Tokens[int] | Int32Array] = (),
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         encoder_token_ids: Tokens[int] | Int32Array | None = None,
+        encoder_features: EncoderFeatures | None = None,
     ) -> Request:
         """Creates a request, ABSENT, with all its sequences of one prompt; one for a beam search.
 
@@ -373,6 +408,7 @@ class Request:
         request = cls(request_id, params, arrival, scheduling)
         if encoder_token_ids is not None and len(encoder_token_ids):
             request.encoder_token_ids = token_array(encoder_token_ids)
+        request.encoder_features = encoder_features
         prompt = token_array(prompt_token_ids)
         # Further beams are forks of the first.
         for index in range(1 if params.beam is not None else params.num_sequences):
@@ -387,6 +423,13 @@ class Request:
                 Sequence(request, index, tokens, len(prompt), seed_of_sequence)
             )
         return request
+
+    @property
+    def num_encoder_tokens(self) -> int:
+        """Number of encoder tokens, or of those that the features become; 0 without an encoder."""
+        if self.encoder_features is not None:
+            return self.encoder_features.num_positions
+        return 0 if self.encoder_token_ids is None else len(self.encoder_token_ids)
 
     @property
     def sequence(self) -> Sequence:

@@ -20,6 +20,7 @@ from splitserve_contract import (
 )
 
 MAX_BAD_WORD_TOKENS = 8192
+MAX_FIRST_SUPPRESSED = 1024
 _MAX_SHOWN_CHARS = 80
 MAX_ENTRIES = {
     "logit_bias": 1024,
@@ -101,6 +102,36 @@ class PoolingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class TranscriptionRules:
+    """Rules for the output of a speech model; meaning and ranges as in `scheduler.proto`."""
+
+    first_suppressed_token_ids: tuple[int, ...] = ()
+    first_timestamp_token_id: int | None = None
+    first_special_token_id: int = 0
+    max_first_timestamp: int | None = None
+
+    def validate(self, vocab_size: int) -> None:
+        """Raises DomainError(SAMPLING_PARAMS_INVALID) naming field, value and allowed range."""
+        suppressed, first = self.first_suppressed_token_ids, self.first_timestamp_token_id
+        if len(suppressed) > MAX_FIRST_SUPPRESSED:
+            raise _invalid(
+                f"transcription.first_suppressed_token_ids has {len(suppressed)} entries; allowed:"
+                f" at most {MAX_FIRST_SUPPRESSED}"
+            )
+        _check_tokens("transcription.first_suppressed_token_ids element", suppressed, vocab_size)
+        if first is None:
+            return
+        ranges = {
+            "first_timestamp_token_id": (first, 1, vocab_size - 1),
+            "first_special_token_id": (self.first_special_token_id, 0, first),
+            "max_first_timestamp": (self.max_first_timestamp or 0, 0, vocab_size),
+        }
+        for name, (value, least, most) in ranges.items():
+            if not least <= value <= most:
+                raise _invalid(f"transcription.{name} is {value}; allowed: {least} to {most}")
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams(SamplingValues):
     """Sampling parameters; meaning and ranges as in `scheduler.proto`, None for the neutral value.
 
@@ -121,6 +152,7 @@ class SamplingParams(SamplingValues):
     allowed_token_ids: frozenset[int] = frozenset()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: Grammar | None = None
+    transcription: TranscriptionRules | None = None
     pooling: PoolingParams | None = None
 
     def __post_init__(self) -> None:
@@ -151,7 +183,14 @@ class SamplingParams(SamplingValues):
             or self.num_prompt_logprobs is not None
             or has_phrases
             or self.grammar is not None
+            or self.has_timestamps
         )
+
+    @property
+    def has_timestamps(self) -> bool:
+        """Whether a speech model samples timestamps."""
+        rules = self.transcription
+        return rules is not None and rules.first_timestamp_token_id is not None
 
     @property
     def uses_constraints(self) -> bool:
@@ -171,6 +210,8 @@ class SamplingParams(SamplingValues):
         num_bytes = ID_BYTES * num_ids + _BIAS_BYTES * len(self.logit_bias)
         if self.grammar is not None:
             num_bytes += self.grammar.num_bytes + ID_BYTES * len(self.grammar.texts)
+        if self.transcription is not None:
+            num_bytes += ID_BYTES * (len(self.transcription.first_suppressed_token_ids) + 3)
         return num_bytes
 
     def stop_tokens(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
@@ -234,6 +275,8 @@ class SamplingParams(SamplingValues):
         check_bad_words([len(tokens) for tokens in self.bad_words_token_ids])
         for tokens in self.bad_words_token_ids:
             _check_tokens("bad_words_token_ids element", tokens, vocab_size)
+        if self.transcription is not None:
+            self.transcription.validate(vocab_size)
 
     def check_pooling(self, vectors: VectorSizes | None, num_prompt_tokens: int) -> None:
         """Raises DomainError unless the request asks for what the model returns.
@@ -296,6 +339,7 @@ _NOT_WITH_BEAMS = (
     "allowed_token_ids",
     "bad_words_token_ids",
     "grammar",
+    "transcription",
 )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 from executor_service.service import decode_batch, encode_answer
 from executor_service.steps import (
+    AudioInfo,
+    EncoderInfo,
     ExecutorInfo,
     ExecutorLimits,
     ModelInfo,
@@ -153,6 +155,7 @@ def executor_info(config: SchedulerConfig, epoch: int) -> ExecutorInfo:
             max_model_len,
             tuple(config.eos_token_ids),
             sliding_window=config.sliding_window,
+            encoder=_audio_encoder(config),
             vectors=vectors,
         ),
         block_size=config.block_size,
@@ -167,6 +170,22 @@ def executor_info(config: SchedulerConfig, epoch: int) -> ExecutorInfo:
         ),
         features=frozenset(each for each in ExecutorFeature if each.name in names),
     )
+
+
+def _audio_encoder(config: SchedulerConfig) -> EncoderInfo | None:
+    """An encoder of audio; None for other models."""
+    num_features, num_positions = config.num_encoder_features, config.max_encoder_tokens
+    if num_features is None or num_positions is None:
+        return None
+    audio = AudioInfo(
+        num_mel_bins=1,
+        num_frames=num_features,
+        num_positions=num_positions,
+        sampling_rate=16_000,
+        hop_length=160,
+        fft_length=400,
+    )
+    return EncoderInfo(num_positions, (), audio)
 
 
 def output_token_ids(request: Request, index: int = 0) -> list[int]:

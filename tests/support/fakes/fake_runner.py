@@ -371,7 +371,7 @@ def encode_and_read(step: StepInput, device: Int64Array, spoiled: Sequence[int])
         return CrossReads([0] * step.num_rows)
     problems: list[tuple[int, str]] = []
     encoded: set[int] = set()
-    for row, tokens in enumerate(cross.encoder_token_ids):
+    for row, tokens in enumerate(cross.encoder_inputs):
         blocks = _encode(step, cross, row, device, row in spoiled)
         if not encoded.isdisjoint(blocks):
             problems.append((row, f"encodes into blocks {blocks}, which another row fills"))
@@ -390,7 +390,7 @@ def _encode(
 ) -> list[int]:
     """Returns the blocks that the row fills."""
     block_size = device.shape[1]
-    tokens = cross.encoder_token_ids[row].tolist()
+    tokens = cross.encoder_inputs[row].tolist()
     blocks: list[int] = cross.block_tables[row, : -(-len(tokens) // block_size)].tolist()
     chain = encoder_start(adapter_of(step, row))
     for position, token in enumerate(tokens):

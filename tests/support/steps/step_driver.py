@@ -144,7 +144,7 @@ def _cross(rows: Sequence[Row]) -> CrossInput:
     return CrossInput(
         num_encoder_tokens=np.array(counts, dtype=np.int32),
         block_tables=_tables([row.cross_blocks for row in rows]),
-        encoder_token_ids=[np.array(row.encoder, dtype=np.int32) for row in rows],
+        encoder_inputs=[np.array(row.encoder, dtype=np.int32) for row in rows],
     )
 
 

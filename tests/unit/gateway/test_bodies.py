@@ -155,8 +155,8 @@ async def test_prompt_is_kept_no_longer_than_it_is_read() -> None:
     bodies = BodyBudget(MAX_BYTES)
     schedulers = StaticDiscovery(["127.0.0.1:1"])
     fleet = Fleet(schedulers, UnreadBudget())
-    exchanges, checker, tokenizing = Exchanges(1, 1.0), GrammarChecker(), FairSemaphore(1, 1)
-    gateway = Gateway(GatewayConfig(), fleet, exchanges, checker, bodies, tokenizing, schedulers)
+    exchanges, checker, turns = Exchanges(1, 1.0), GrammarChecker(), FairSemaphore(1, 1)
+    gateway = Gateway(GatewayConfig(), fleet, exchanges, checker, bodies, turns, turns, schedulers)
     request = request_with(prompt_of(2 * FREE_BYTES))
     async with gateway.reading(request, CompletionRequest) as body:
         assert body.prompts

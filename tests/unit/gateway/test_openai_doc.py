@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from openai.resources import Completions, Embeddings, chat
+from openai.resources.audio import Transcriptions, Translations
 from openai.resources.responses import Responses
 from pydantic import BaseModel, ValidationError
 
@@ -28,6 +29,8 @@ from splitserve_gateway.schemas import (
     ScoreRequest,
     StreamOptions,
     TokenizeRequest,
+    TranscriptionRequest,
+    TranslationRequest,
     UnloadAdapterRequest,
     ignored_names,
 )
@@ -48,7 +51,21 @@ SCHEMAS: list[type[BaseModel]] = [
     StreamOptions,
     LoadAdapterRequest,
     UnloadAdapterRequest,
+    TranscriptionRequest,
+    TranslationRequest,
 ]
+
+
+class TranslationForm(TranslationRequest):
+    """A form with its file."""
+
+    file: str
+
+
+class TranscriptionForm(TranscriptionRequest):
+    """A form with its file."""
+
+    file: str
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
@@ -103,6 +120,8 @@ def test_values_may_be_nested_as_documented() -> None:
         (chat.Completions.create, ChatRequest),
         (Responses.create, ResponsesRequest),
         (Embeddings.create, EmbeddingRequest),
+        (Transcriptions.create, TranscriptionForm),
+        (Translations.create, TranslationForm),
     ],
 )
 def test_every_parameter_of_the_official_client_is_a_field(

@@ -269,12 +269,30 @@ class PoolingInfo(_message.Message):
     def __init__(self, embedding_size: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ..., uncached: bool = ...) -> None: ...
 
 class EncoderInfo(_message.Message):
-    __slots__ = ("max_tokens", "decoder_token_ids")
+    __slots__ = ("max_tokens", "decoder_token_ids", "audio")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECODER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     decoder_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, max_tokens: _Optional[int] = ..., decoder_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    audio: AudioInfo
+    def __init__(self, max_tokens: _Optional[int] = ..., decoder_token_ids: _Optional[_Iterable[int]] = ..., audio: _Optional[_Union[AudioInfo, _Mapping]] = ...) -> None: ...
+
+class AudioInfo(_message.Message):
+    __slots__ = ("num_mel_bins", "num_frames", "num_positions", "sampling_rate", "hop_length", "fft_length")
+    NUM_MEL_BINS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    NUM_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_RATE_FIELD_NUMBER: _ClassVar[int]
+    HOP_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    FFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    num_mel_bins: int
+    num_frames: int
+    num_positions: int
+    sampling_rate: int
+    hop_length: int
+    fft_length: int
+    def __init__(self, num_mel_bins: _Optional[int] = ..., num_frames: _Optional[int] = ..., num_positions: _Optional[int] = ..., sampling_rate: _Optional[int] = ..., hop_length: _Optional[int] = ..., fft_length: _Optional[int] = ...) -> None: ...
 
 class ExecutorLimits(_message.Message):
     __slots__ = ("max_num_rows", "max_num_batched_tokens", "max_message_bytes", "max_inflight_steps", "max_adapters_per_step")
@@ -325,7 +343,7 @@ class BlockMoves(_message.Message):
     def __init__(self, source_block_ids: _Optional[bytes] = ..., destination_block_ids: _Optional[bytes] = ...) -> None: ...
 
 class NewRows(_message.Message):
-    __slots__ = ("row_ids", "sampling_params_indexes", "seeds", "num_prompt_tokens", "block_offsets", "block_ids", "history_offsets", "history_token_ids", "sampling_params", "adapter_indexes", "adapters", "cross_block_offsets", "cross_block_ids", "encoder_offsets", "encoder_token_ids", "num_encoder_tokens")
+    __slots__ = ("row_ids", "sampling_params_indexes", "seeds", "num_prompt_tokens", "block_offsets", "block_ids", "history_offsets", "history_token_ids", "sampling_params", "adapter_indexes", "adapters", "cross_block_offsets", "cross_block_ids", "encoder_offsets", "encoder_token_ids", "num_encoder_tokens", "encoder_feature_offsets", "encoder_features")
     ROW_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_INDEXES_FIELD_NUMBER: _ClassVar[int]
     SEEDS_FIELD_NUMBER: _ClassVar[int]
@@ -342,6 +360,8 @@ class NewRows(_message.Message):
     ENCODER_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     ENCODER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_ENCODER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_FEATURE_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_FEATURES_FIELD_NUMBER: _ClassVar[int]
     row_ids: bytes
     sampling_params_indexes: bytes
     seeds: bytes
@@ -358,7 +378,9 @@ class NewRows(_message.Message):
     encoder_offsets: bytes
     encoder_token_ids: bytes
     num_encoder_tokens: bytes
-    def __init__(self, row_ids: _Optional[bytes] = ..., sampling_params_indexes: _Optional[bytes] = ..., seeds: _Optional[bytes] = ..., num_prompt_tokens: _Optional[bytes] = ..., block_offsets: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., history_offsets: _Optional[bytes] = ..., history_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Iterable[_Union[SamplingParams, _Mapping]]] = ..., adapter_indexes: _Optional[bytes] = ..., adapters: _Optional[_Iterable[str]] = ..., cross_block_offsets: _Optional[bytes] = ..., cross_block_ids: _Optional[bytes] = ..., encoder_offsets: _Optional[bytes] = ..., encoder_token_ids: _Optional[bytes] = ..., num_encoder_tokens: _Optional[bytes] = ...) -> None: ...
+    encoder_feature_offsets: bytes
+    encoder_features: bytes
+    def __init__(self, row_ids: _Optional[bytes] = ..., sampling_params_indexes: _Optional[bytes] = ..., seeds: _Optional[bytes] = ..., num_prompt_tokens: _Optional[bytes] = ..., block_offsets: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., history_offsets: _Optional[bytes] = ..., history_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Iterable[_Union[SamplingParams, _Mapping]]] = ..., adapter_indexes: _Optional[bytes] = ..., adapters: _Optional[_Iterable[str]] = ..., cross_block_offsets: _Optional[bytes] = ..., cross_block_ids: _Optional[bytes] = ..., encoder_offsets: _Optional[bytes] = ..., encoder_token_ids: _Optional[bytes] = ..., num_encoder_tokens: _Optional[bytes] = ..., encoder_feature_offsets: _Optional[bytes] = ..., encoder_features: _Optional[bytes] = ...) -> None: ...
 
 class TableWrites(_message.Message):
     __slots__ = ("row_ids", "start_indexes", "block_offsets", "block_ids")
@@ -395,7 +417,7 @@ class Work(_message.Message):
     def __init__(self, row_ids: _Optional[bytes] = ..., num_computed_tokens: _Optional[bytes] = ..., num_new_tokens: _Optional[bytes] = ..., sampled_steps_back: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., samples: _Optional[bytes] = ..., num_run_on_tokens: _Optional[bytes] = ..., draft_offsets: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "suppressed_token_ids", "num_logprobs", "num_prompt_logprobs", "allowed_token_ids", "bad_words_token_ids", "grammar", "stop_token_ids", "pooling")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "suppressed_token_ids", "num_logprobs", "num_prompt_logprobs", "allowed_token_ids", "bad_words_token_ids", "grammar", "stop_token_ids", "pooling", "transcription")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -420,6 +442,7 @@ class SamplingParams(_message.Message):
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
+    TRANSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -437,7 +460,20 @@ class SamplingParams(_message.Message):
     grammar: Grammar
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     pooling: PoolingParams
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., pooling: _Optional[_Union[PoolingParams, _Mapping]] = ...) -> None: ...
+    transcription: TranscriptionRules
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., pooling: _Optional[_Union[PoolingParams, _Mapping]] = ..., transcription: _Optional[_Union[TranscriptionRules, _Mapping]] = ...) -> None: ...
+
+class TranscriptionRules(_message.Message):
+    __slots__ = ("first_suppressed_token_ids", "first_timestamp_token_id", "first_special_token_id", "max_first_timestamp")
+    FIRST_SUPPRESSED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TIMESTAMP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SPECIAL_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIRST_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    first_suppressed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    first_timestamp_token_id: int
+    first_special_token_id: int
+    max_first_timestamp: int
+    def __init__(self, first_suppressed_token_ids: _Optional[_Iterable[int]] = ..., first_timestamp_token_id: _Optional[int] = ..., first_special_token_id: _Optional[int] = ..., max_first_timestamp: _Optional[int] = ...) -> None: ...
 
 class PoolingParams(_message.Message):
     __slots__ = ("task", "num_dimensions", "raw", "second_text_start")

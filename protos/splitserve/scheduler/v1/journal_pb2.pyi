@@ -406,7 +406,7 @@ class RequestState(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., error_reason: _Optional[str] = ..., state_crc32: _Optional[int] = ...) -> None: ...
 
 class CoreConfig(_message.Message):
-    __slots__ = ("block_size", "num_device_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_waiting", "vocab_size", "eos_token_ids", "features", "num_host_blocks", "block_bytes", "sliding_window", "max_adapters", "model_digest", "prefix_caching", "host_prefix_cache", "num_lookahead_slots", "preemption_mode", "batch_policy", "delay_factor", "queue_policy", "tenant_weights", "separates_tenants", "max_params_bytes", "max_run_ahead", "max_run_ahead_ms", "speculation", "max_draft_tokens", "num_adapter_slots", "max_encoder_tokens", "vectors", "max_num_encoder_tokens")
+    __slots__ = ("block_size", "num_device_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_num_waiting", "vocab_size", "eos_token_ids", "features", "num_host_blocks", "block_bytes", "sliding_window", "max_adapters", "model_digest", "prefix_caching", "host_prefix_cache", "num_lookahead_slots", "preemption_mode", "batch_policy", "delay_factor", "queue_policy", "tenant_weights", "separates_tenants", "max_params_bytes", "max_run_ahead", "max_run_ahead_ms", "speculation", "max_draft_tokens", "num_adapter_slots", "max_encoder_tokens", "num_encoder_features", "vectors", "max_num_encoder_tokens")
     class TenantWeightsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -444,6 +444,7 @@ class CoreConfig(_message.Message):
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ADAPTER_SLOTS_FIELD_NUMBER: _ClassVar[int]
     MAX_ENCODER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ENCODER_FEATURES_FIELD_NUMBER: _ClassVar[int]
     VECTORS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_ENCODER_TOKENS_FIELD_NUMBER: _ClassVar[int]
     block_size: int
@@ -476,9 +477,10 @@ class CoreConfig(_message.Message):
     max_draft_tokens: int
     num_adapter_slots: int
     max_encoder_tokens: int
+    num_encoder_features: int
     vectors: JournaledVectorSizes
     max_num_encoder_tokens: int
-    def __init__(self, block_size: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_waiting: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., features: _Optional[_Iterable[str]] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., sliding_window: _Optional[int] = ..., max_adapters: _Optional[int] = ..., model_digest: _Optional[str] = ..., prefix_caching: bool = ..., host_prefix_cache: bool = ..., num_lookahead_slots: _Optional[int] = ..., preemption_mode: _Optional[str] = ..., batch_policy: _Optional[str] = ..., delay_factor: _Optional[float] = ..., queue_policy: _Optional[str] = ..., tenant_weights: _Optional[_Mapping[str, float]] = ..., separates_tenants: bool = ..., max_params_bytes: _Optional[int] = ..., max_run_ahead: _Optional[int] = ..., max_run_ahead_ms: _Optional[int] = ..., speculation: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., num_adapter_slots: _Optional[int] = ..., max_encoder_tokens: _Optional[int] = ..., vectors: _Optional[_Union[JournaledVectorSizes, _Mapping]] = ..., max_num_encoder_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, block_size: _Optional[int] = ..., num_device_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_num_waiting: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., features: _Optional[_Iterable[str]] = ..., num_host_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., sliding_window: _Optional[int] = ..., max_adapters: _Optional[int] = ..., model_digest: _Optional[str] = ..., prefix_caching: bool = ..., host_prefix_cache: bool = ..., num_lookahead_slots: _Optional[int] = ..., preemption_mode: _Optional[str] = ..., batch_policy: _Optional[str] = ..., delay_factor: _Optional[float] = ..., queue_policy: _Optional[str] = ..., tenant_weights: _Optional[_Mapping[str, float]] = ..., separates_tenants: bool = ..., max_params_bytes: _Optional[int] = ..., max_run_ahead: _Optional[int] = ..., max_run_ahead_ms: _Optional[int] = ..., speculation: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., num_adapter_slots: _Optional[int] = ..., max_encoder_tokens: _Optional[int] = ..., num_encoder_features: _Optional[int] = ..., vectors: _Optional[_Union[JournaledVectorSizes, _Mapping]] = ..., max_num_encoder_tokens: _Optional[int] = ...) -> None: ...
 
 class JournaledVectorSizes(_message.Message):
     __slots__ = ("embedding_size", "num_labels", "is_uncached")
@@ -508,8 +510,16 @@ class EndedRequest(_message.Message):
     num_preemptions: int
     def __init__(self, request_id: _Optional[str] = ..., finish_reason: _Optional[str] = ..., error_reason: _Optional[str] = ..., num_output_tokens: _Optional[int] = ..., output_crc32: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
 
+class JournaledFeatures(_message.Message):
+    __slots__ = ("data", "num_positions")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    NUM_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    num_positions: int
+    def __init__(self, data: _Optional[bytes] = ..., num_positions: _Optional[int] = ...) -> None: ...
+
 class JournaledRequest(_message.Message):
-    __slots__ = ("request_id", "params", "scheduling", "arrival", "client_key", "prompt_token_ids", "encoder_token_ids", "sequences", "num_preemptions", "num_cached_tokens", "num_fruitless_losses", "num_tokens_at_loss", "num_prompt_logprobs_sent", "num_bypasses", "is_protected", "num_forks", "num_candidates", "search", "trial_size", "num_trials_left", "was_in_flight", "submitted_ns")
+    __slots__ = ("request_id", "params", "scheduling", "arrival", "client_key", "prompt_token_ids", "encoder_token_ids", "encoder_features", "sequences", "num_preemptions", "num_cached_tokens", "num_fruitless_losses", "num_tokens_at_loss", "num_prompt_logprobs_sent", "num_bypasses", "is_protected", "num_forks", "num_candidates", "search", "trial_size", "num_trials_left", "was_in_flight", "submitted_ns")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULING_FIELD_NUMBER: _ClassVar[int]
@@ -517,6 +527,7 @@ class JournaledRequest(_message.Message):
     CLIENT_KEY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ENCODER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_FEATURES_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -539,6 +550,7 @@ class JournaledRequest(_message.Message):
     client_key: int
     prompt_token_ids: bytes
     encoder_token_ids: bytes
+    encoder_features: JournaledFeatures
     sequences: _containers.RepeatedCompositeFieldContainer[JournaledSequence]
     num_preemptions: int
     num_cached_tokens: int
@@ -554,7 +566,7 @@ class JournaledRequest(_message.Message):
     num_trials_left: int
     was_in_flight: bool
     submitted_ns: int
-    def __init__(self, request_id: _Optional[str] = ..., params: _Optional[_Union[JournaledSamplingParams, _Mapping]] = ..., scheduling: _Optional[_Union[JournaledSchedulingParams, _Mapping]] = ..., arrival: _Optional[int] = ..., client_key: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., encoder_token_ids: _Optional[bytes] = ..., sequences: _Optional[_Iterable[_Union[JournaledSequence, _Mapping]]] = ..., num_preemptions: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_fruitless_losses: _Optional[int] = ..., num_tokens_at_loss: _Optional[int] = ..., num_prompt_logprobs_sent: _Optional[int] = ..., num_bypasses: _Optional[int] = ..., is_protected: bool = ..., num_forks: _Optional[int] = ..., num_candidates: _Optional[int] = ..., search: _Optional[_Union[JournaledBeamSearch, _Mapping]] = ..., trial_size: _Optional[int] = ..., num_trials_left: _Optional[int] = ..., was_in_flight: bool = ..., submitted_ns: _Optional[int] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., params: _Optional[_Union[JournaledSamplingParams, _Mapping]] = ..., scheduling: _Optional[_Union[JournaledSchedulingParams, _Mapping]] = ..., arrival: _Optional[int] = ..., client_key: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., encoder_token_ids: _Optional[bytes] = ..., encoder_features: _Optional[_Union[JournaledFeatures, _Mapping]] = ..., sequences: _Optional[_Iterable[_Union[JournaledSequence, _Mapping]]] = ..., num_preemptions: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_fruitless_losses: _Optional[int] = ..., num_tokens_at_loss: _Optional[int] = ..., num_prompt_logprobs_sent: _Optional[int] = ..., num_bypasses: _Optional[int] = ..., is_protected: bool = ..., num_forks: _Optional[int] = ..., num_candidates: _Optional[int] = ..., search: _Optional[_Union[JournaledBeamSearch, _Mapping]] = ..., trial_size: _Optional[int] = ..., num_trials_left: _Optional[int] = ..., was_in_flight: bool = ..., submitted_ns: _Optional[int] = ...) -> None: ...
 
 class JournaledSequence(_message.Message):
     __slots__ = ("index", "output_token_ids", "seed", "settles_at_step", "cumulative_logprob", "scored", "is_finished", "finish_reason", "stop_token_id")
@@ -595,7 +607,7 @@ class JournaledScore(_message.Message):
     def __init__(self, position: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., rank: _Optional[int] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class JournaledSamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "num_logprobs", "num_prompt_logprobs", "n", "best_of", "beam", "allowed_token_ids", "bad_words_token_ids", "grammar", "pooling")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "num_logprobs", "num_prompt_logprobs", "n", "best_of", "beam", "allowed_token_ids", "bad_words_token_ids", "grammar", "transcription", "pooling")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -623,6 +635,7 @@ class JournaledSamplingParams(_message.Message):
     ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    TRANSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
@@ -644,8 +657,9 @@ class JournaledSamplingParams(_message.Message):
     allowed_token_ids: _containers.RepeatedScalarFieldContainer[int]
     bad_words_token_ids: _containers.RepeatedCompositeFieldContainer[JournaledTokens]
     grammar: _scheduler_pb2.Grammar
+    transcription: _scheduler_pb2.TranscriptionRules
     pooling: JournaledPoolingParams
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., n: _Optional[int] = ..., best_of: _Optional[int] = ..., beam: _Optional[_Union[JournaledBeamParams, _Mapping]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[JournaledTokens, _Mapping]]] = ..., grammar: _Optional[_Union[_scheduler_pb2.Grammar, _Mapping]] = ..., pooling: _Optional[_Union[JournaledPoolingParams, _Mapping]] = ...) -> None: ...
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., n: _Optional[int] = ..., best_of: _Optional[int] = ..., beam: _Optional[_Union[JournaledBeamParams, _Mapping]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[JournaledTokens, _Mapping]]] = ..., grammar: _Optional[_Union[_scheduler_pb2.Grammar, _Mapping]] = ..., transcription: _Optional[_Union[_scheduler_pb2.TranscriptionRules, _Mapping]] = ..., pooling: _Optional[_Union[JournaledPoolingParams, _Mapping]] = ...) -> None: ...
 
 class JournaledPoolingParams(_message.Message):
     __slots__ = ("task", "num_dimensions", "raw", "second_text_start")

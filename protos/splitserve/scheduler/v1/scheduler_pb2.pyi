@@ -59,7 +59,7 @@ READINESS_DRAINING: Readiness
 READINESS_EXECUTORS_FAILING: Readiness
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "resume_token_ids", "sampling_params", "priority", "tenant", "deadline", "adapter", "cache_salt", "bypass_prefix_cache", "encoder_token_ids", "resume_sequences", "model_digest", "num_public_prefix_tokens", "traceparent", "tracestate")
+    __slots__ = ("request_id", "prompt_token_ids", "resume_token_ids", "sampling_params", "priority", "tenant", "deadline", "adapter", "cache_salt", "bypass_prefix_cache", "encoder_token_ids", "resume_sequences", "model_digest", "num_public_prefix_tokens", "traceparent", "tracestate", "encoder_features")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class GenerateRequest(_message.Message):
     NUM_PUBLIC_PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_FEATURES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -92,7 +93,8 @@ class GenerateRequest(_message.Message):
     num_public_prefix_tokens: int
     traceparent: str
     tracestate: str
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., bypass_prefix_cache: bool = ..., encoder_token_ids: _Optional[_Iterable[int]] = ..., resume_sequences: _Optional[_Iterable[_Union[ResumedSequence, _Mapping]]] = ..., model_digest: _Optional[str] = ..., num_public_prefix_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ...) -> None: ...
+    encoder_features: bytes
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., bypass_prefix_cache: bool = ..., encoder_token_ids: _Optional[_Iterable[int]] = ..., resume_sequences: _Optional[_Iterable[_Union[ResumedSequence, _Mapping]]] = ..., model_digest: _Optional[str] = ..., num_public_prefix_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., encoder_features: _Optional[bytes] = ...) -> None: ...
 
 class ResumedSequence(_message.Message):
     __slots__ = ("index", "token_ids")
@@ -103,7 +105,7 @@ class ResumedSequence(_message.Message):
     def __init__(self, index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "num_logprobs", "num_prompt_logprobs", "n", "best_of", "beam_search", "allowed_token_ids", "bad_words_token_ids", "grammar", "pooling")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "seed", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "num_logprobs", "num_prompt_logprobs", "n", "best_of", "beam_search", "allowed_token_ids", "bad_words_token_ids", "grammar", "pooling", "transcription")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +135,7 @@ class SamplingParams(_message.Message):
     BAD_WORDS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
+    TRANSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -155,7 +158,20 @@ class SamplingParams(_message.Message):
     bad_words_token_ids: _containers.RepeatedCompositeFieldContainer[TokenSequence]
     grammar: Grammar
     pooling: PoolingParams
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., n: _Optional[int] = ..., best_of: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., pooling: _Optional[_Union[PoolingParams, _Mapping]] = ...) -> None: ...
+    transcription: TranscriptionRules
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., num_logprobs: _Optional[int] = ..., num_prompt_logprobs: _Optional[int] = ..., n: _Optional[int] = ..., best_of: _Optional[int] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words_token_ids: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., pooling: _Optional[_Union[PoolingParams, _Mapping]] = ..., transcription: _Optional[_Union[TranscriptionRules, _Mapping]] = ...) -> None: ...
+
+class TranscriptionRules(_message.Message):
+    __slots__ = ("first_suppressed_token_ids", "first_timestamp_token_id", "first_special_token_id", "max_first_timestamp")
+    FIRST_SUPPRESSED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TIMESTAMP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SPECIAL_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIRST_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    first_suppressed_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    first_timestamp_token_id: int
+    first_special_token_id: int
+    max_first_timestamp: int
+    def __init__(self, first_suppressed_token_ids: _Optional[_Iterable[int]] = ..., first_timestamp_token_id: _Optional[int] = ..., first_special_token_id: _Optional[int] = ..., max_first_timestamp: _Optional[int] = ...) -> None: ...
 
 class PoolingParams(_message.Message):
     __slots__ = ("task", "num_dimensions", "raw", "second_text_start")
@@ -406,12 +422,30 @@ class PoolingInfo(_message.Message):
     def __init__(self, embedding_size: _Optional[int] = ..., labels: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EncoderInfo(_message.Message):
-    __slots__ = ("max_tokens", "decoder_token_ids")
+    __slots__ = ("max_tokens", "decoder_token_ids", "audio")
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECODER_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    AUDIO_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     decoder_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, max_tokens: _Optional[int] = ..., decoder_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    audio: AudioInfo
+    def __init__(self, max_tokens: _Optional[int] = ..., decoder_token_ids: _Optional[_Iterable[int]] = ..., audio: _Optional[_Union[AudioInfo, _Mapping]] = ...) -> None: ...
+
+class AudioInfo(_message.Message):
+    __slots__ = ("num_mel_bins", "num_frames", "num_positions", "sampling_rate", "hop_length", "fft_length")
+    NUM_MEL_BINS_FIELD_NUMBER: _ClassVar[int]
+    NUM_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    NUM_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_RATE_FIELD_NUMBER: _ClassVar[int]
+    HOP_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    FFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    num_mel_bins: int
+    num_frames: int
+    num_positions: int
+    sampling_rate: int
+    hop_length: int
+    fft_length: int
+    def __init__(self, num_mel_bins: _Optional[int] = ..., num_frames: _Optional[int] = ..., num_positions: _Optional[int] = ..., sampling_rate: _Optional[int] = ..., hop_length: _Optional[int] = ..., fft_length: _Optional[int] = ...) -> None: ...
 
 class IdentifyRequest(_message.Message):
     __slots__ = ("credential",)

@@ -212,25 +212,24 @@ class BlockManager:
 
     def num_cross_blocks(self, request: Request) -> int:
         """Returns the blocks to be freed for the encoder's keys and values of a request."""
-        if request.encoder_token_ids is None or request.cross_blocks:
+        if not request.num_encoder_tokens or request.cross_blocks:
             return 0
-        num_blocks = self._config.num_blocks_for(len(request.encoder_token_ids))
+        num_blocks = self._config.num_blocks_for(request.num_encoder_tokens)
         found = self.prefixes.find_encoded(request)
         return num_blocks - self.device.num_referenced([block for block in found if block >= 0])
 
     def num_to_encode(self, request: Request) -> int:
         """Returns the encoder tokens that a request without rows would have to encode."""
-        tokens = request.encoder_token_ids
-        if tokens is None or request.cross_blocks or self.prefixes.find_encoded(request):
+        if request.cross_blocks or self.prefixes.find_encoded(request):
             return 0
-        return len(tokens)
+        return request.num_encoder_tokens
 
     def find_cross(self, request: Request) -> None:
         """Gives a request the blocks of its encoder that the prefix cache has, if it has all.
 
         To be called before anything else is allocated for the request, and `allocate_cross` after.
         """
-        if request.encoder_token_ids is None or request.cross_blocks:
+        if not request.num_encoder_tokens or request.cross_blocks:
             return
         request.cross_blocks = found = self.prefixes.find_encoded(request)
         request.is_encoded = bool(found)
@@ -239,10 +238,10 @@ class BlockManager:
 
     def allocate_cross(self, request: Request) -> None:
         """Gives a request the blocks of its encoder that it does not have."""
-        if request.encoder_token_ids is None:
+        if not request.num_encoder_tokens:
             return
         if not request.cross_blocks:
-            num_blocks = self._config.num_blocks_for(len(request.encoder_token_ids))
+            num_blocks = self._config.num_blocks_for(request.num_encoder_tokens)
             request.cross_blocks = self.device.allocate(num_blocks)
         hashes = self.prefixes.encoder_hashes(request)
         for index, block in enumerate(request.cross_blocks):

@@ -262,7 +262,7 @@ def boundary_of(config: SchedulerConfig, request: Request) -> PublicBoundary:
     scheduling = request.scheduling
     if not scheduling.num_public_prefix_tokens or not config.separates_tenants:
         return ALL_PRIVATE
-    if request.encoder_token_ids is not None:
+    if request.num_encoder_tokens:
         return ALL_PRIVATE
     num_tokens = min(scheduling.num_public_prefix_tokens, request.sequence.num_prompt_tokens)
     return PublicBoundary(num_tokens // config.block_size, scheduling.tenant.encode())
@@ -274,7 +274,8 @@ def root_hash(config: SchedulerConfig, request: Request) -> bytes:
     Includes the block size, since chains of different block sizes are of no use to each other. The
     root of a public chain differs from that of the tenant without a name.
     """
-    encoder, scheduling = request.encoder_token_ids, request.scheduling
+    encoder, features = request.encoder_token_ids, request.encoder_features
+    scheduling = request.scheduling
     is_public = boundary_of(config, request).num_public > 0
     is_separate = config.separates_tenants and not is_public
     fields = (
@@ -284,6 +285,7 @@ def root_hash(config: SchedulerConfig, request: Request) -> bytes:
         scheduling.adapter.encode(),
         scheduling.cache_salt.encode(),
         b"" if encoder is None else encoder.tobytes(),
+        *([] if features is None else [features.digest]),
     )
     parts = [len(content).to_bytes(_LENGTH_BYTES, "little") + content for content in fields]
     return blake2b(b"".join(parts), person=b"public" if is_public else b"root").digest()
@@ -291,11 +293,10 @@ def root_hash(config: SchedulerConfig, request: Request) -> bytes:
 
 def hash_encoder_blocks(config: SchedulerConfig, request: Request) -> list[bytes]:
     """Returns the hashes of the cross blocks of a request, by all of its encoder's input."""
-    tokens = request.encoder_token_ids
-    if tokens is None:
+    if not request.num_encoder_tokens:
         return []
     root = root_hash(config, request)
-    numbers = range(config.num_blocks_for(len(tokens)))
+    numbers = range(config.num_blocks_for(request.num_encoder_tokens))
     return [
         blake2b(root + number.to_bytes(_LENGTH_BYTES, "little"), person=b"encoder").digest()
         for number in numbers

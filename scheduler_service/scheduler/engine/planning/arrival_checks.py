@@ -13,6 +13,7 @@ import numpy as np
 from scheduler_service.scheduler.values import (
     ID_BYTES,
     BeamSearch,
+    EncoderFeatures,
     Feature,
     Int32Array,
     ParamsSet,
@@ -38,6 +39,8 @@ def check_request(request: Request, config: SchedulerConfig) -> None:
         )
     if request.encoder_token_ids is not None:
         _check_token_ids(request.encoder_token_ids, config.vocab_size)
+    if request.encoder_features is not None:
+        _check_finite(request.encoder_features)
     request.params.validate(config.vocab_size)
     request.params.check_grammar(config.eos_token_ids)
     if request.params.beam is None:
@@ -77,9 +80,20 @@ def check_prompt_length(num_prompt_tokens: int, config: SchedulerConfig) -> None
         )
 
 
-def check_encoder_length(num_encoder_tokens: int, config: SchedulerConfig) -> None:
-    """Raises DomainError if no request may have `num_encoder_tokens` encoder tokens."""
+def check_encoder_length(
+    num_encoder_tokens: int, num_features: int, config: SchedulerConfig
+) -> None:
+    """Raises DomainError if no request may have so many encoder tokens or features."""
     most = config.max_encoder_tokens
+    if config.num_encoder_features is not None:
+        _check_num_features(num_encoder_tokens, num_features, config.num_encoder_features)
+        return
+    if num_features:
+        raise DomainError(
+            "FEATURE_UNSUPPORTED",
+            f"encoder_features has {num_features} features; allowed: none, as the model's encoder"
+            " does not take audio",
+        )
     if most is None:
         return
     if num_encoder_tokens == 0:
@@ -92,6 +106,32 @@ def check_encoder_length(num_encoder_tokens: int, config: SchedulerConfig) -> No
             "PROMPT_TOO_LONG",
             f"encoder_token_ids has {num_encoder_tokens} tokens; allowed: at most {most}, the limit"
             " of the model's encoder",
+        )
+
+
+def _check_num_features(num_encoder_tokens: int, num_features: int, needed: int) -> None:
+    if num_encoder_tokens:
+        raise DomainError(
+            "ENCODER_FEATURES_INVALID",
+            f"encoder_token_ids has {num_encoder_tokens} tokens; allowed: none, as the model takes"
+            " encoder_features",
+        )
+    if num_features != needed:
+        raise DomainError(
+            "ENCODER_FEATURES_INVALID",
+            f"encoder_features has {num_features} features; allowed: {needed}, a window of the"
+            " model's audio",
+        )
+
+
+def _check_finite(features: EncoderFeatures) -> None:
+    values = np.frombuffer(features.data, "<f4")
+    is_finite = np.isfinite(values)
+    if not is_finite.all():
+        index = int((~is_finite).argmax())
+        raise DomainError(
+            "ENCODER_FEATURES_INVALID",
+            f"encoder_features[{index}] is {values[index]}; allowed: finite numbers",
         )
 
 
@@ -123,12 +163,17 @@ def _needed_features(request: Request) -> Iterator[Feature]:
     if request.scheduling.adapter:
         is_loaded = request.scheduling.has_registered_adapter
         yield Feature.ADAPTER_LOADING if is_loaded else Feature.ADAPTERS
-    if request.encoder_token_ids is not None:
+    if request.num_encoder_tokens:
         yield Feature.CROSS_ATTENTION
 
 
 def _check_features(request: Request, config: SchedulerConfig) -> None:
     params = request.params
+    if params.transcription is not None and config.num_encoder_features is None:
+        raise DomainError(
+            "FEATURE_UNSUPPORTED",
+            "transcription is set; allowed: absent, as the model's encoder does not take audio",
+        )
     for feature in _needed_features(request):
         if feature not in config.features:
             raise DomainError(
@@ -154,8 +199,12 @@ def _check_features(request: Request, config: SchedulerConfig) -> None:
 def _check_length(request: Request, config: SchedulerConfig) -> None:
     num_prompt_tokens = request.sequence.num_prompt_tokens
     check_prompt_length(num_prompt_tokens, config)
-    encoder = request.encoder_token_ids
-    check_encoder_length(0 if encoder is None else len(encoder), config)
+    encoder, features = request.encoder_token_ids, request.encoder_features
+    check_encoder_length(
+        0 if encoder is None else len(encoder),
+        0 if features is None else features.num_features,
+        config,
+    )
     num_sequences = request.num_rows_wanted
     if num_sequences > config.max_num_seqs:
         raise DomainError(
@@ -178,8 +227,7 @@ def _check_length(request: Request, config: SchedulerConfig) -> None:
 
 def max_len_of(request: Request, config: SchedulerConfig) -> int:
     """Returns the most tokens that an unfinished sequence of `request` may have under `config`."""
-    encoder = request.encoder_token_ids
-    num_cross_blocks = 0 if encoder is None else config.num_blocks_for(len(encoder))
+    num_cross_blocks = config.num_blocks_for(request.num_encoder_tokens)
     return config.max_len_for(
         request.sequence.num_prompt_tokens, max(1, request.num_rows_wanted), num_cross_blocks
     )

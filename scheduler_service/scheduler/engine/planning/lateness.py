@@ -165,4 +165,4 @@ def _is_plain(plan: StepPlan, placement: Placement) -> bool:
         return False
     request = sequence.request
     is_single = request.params.num_sequences == 1 and request.params.num_logprobs is None
-    return is_single and not request.scheduling.adapter and request.encoder_token_ids is None
+    return is_single and not request.scheduling.adapter and not request.num_encoder_tokens

@@ -235,14 +235,13 @@ class StepPlanner:
         placement = self._placement
         for row_id in row_ids.tolist():
             request = placement.rows.sequence(row_id).request
-            if request.encoder_token_ids is not None and not request.is_encoded:
+            if request.num_encoder_tokens and not request.is_encoded:
                 request.is_encoded, request.encoded_in_step = True, step_id
                 stay_id = int(placement.rows.stay_ids[row_id])
                 placement.blocks.publish_cross(request, stay_id)
 
     def _new_row(self, sequence: Sequence) -> NewRow:
         rows, request, row_id = self._placement.rows, sequence.request, sequence.row_id
-        encoder_token_ids = None if request.is_encoded else request.encoder_token_ids
         block_table = rows.block_table(row_id)
         return NewRow(
             sequence,
@@ -250,7 +249,8 @@ class StepPlanner:
             block_table[:0] if self._config.is_uncached else block_table.copy(),
             rows.known_tokens(row_id).copy(),
             tuple(request.cross_blocks),
-            encoder_token_ids,
+            None if request.is_encoded else request.encoder_token_ids,
+            None if request.is_encoded else request.encoder_features,
         )
 
     def _publish_singles(self, work: RowWork) -> None:

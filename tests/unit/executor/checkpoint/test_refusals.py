@@ -273,7 +273,6 @@ KINDS: list[tuple[dict[str, Any], str]] = [
         },
         "encoder-decoder",
     ),
-    ({"model_type": "whisper", "is_encoder_decoder": True}, "encoder-decoder"),
     (
         {"model_type": "bart", "architectures": ["BartForCausalLM"], "is_encoder_decoder": False},
         "decoder half of an encoder-decoder",

@@ -53,7 +53,7 @@ async def test_turn_is_left_when_model_is_awaited(path: str, body: dict[str, Any
     app = FastAPI(exception_handlers={ApiError: refuse})
     app.include_router(router)
     app.state.gateway = Gateway(
-        config, fleet, unused, unused, BodyBudget(2**24), FairSemaphore(1, 8), unused
+        config, fleet, unused, unused, BodyBudget(2**24), FairSemaphore(1, 8), unused, unused
     )
     async with httpx2.AsyncClient(
         transport=httpx2.ASGITransport(app=app), base_url="http://localhost"

@@ -29,7 +29,12 @@ from scheduler_service.executors import (
 )
 from scheduler_service.request_limits import RequestName
 from scheduler_service.scheduler.engine.planning import check_request
-from scheduler_service.scheduler.values import Request, SamplingParams, SchedulerConfig
+from scheduler_service.scheduler.values import (
+    PolicyConfig,
+    Request,
+    SamplingParams,
+    SchedulerConfig,
+)
 from scheduler_service.streams import GenerateStream, RequestSink
 from splitserve.executor.v1 import executor_pb2 as pb
 from splitserve_contract import DomainError
@@ -89,6 +94,31 @@ def info_of(machine: Machine, change: Callable[[pb.ExecutorInfo], None]) -> pb.E
     info = machine.info
     change(info)
     return info
+
+
+def _take_audio(info: pb.ExecutorInfo) -> None:
+    """Makes the model one of speech, with 30 seconds of 80 mel bins."""
+    info.features.append(pb.FEATURE_CROSS_ATTENTION)
+    info.model.encoder.max_tokens = 1500
+    info.model.encoder.audio.CopyFrom(
+        pb.AudioInfo(
+            num_mel_bins=80,
+            num_frames=3000,
+            num_positions=1500,
+            sampling_rate=16_000,
+            hop_length=160,
+            fft_length=400,
+        )
+    )
+
+
+def test_step_takes_no_more_features_than_half_a_message_holds() -> None:
+    info = Machine(ADDRESS).info
+    _take_audio(info)
+    info.limits.max_message_bytes = 6_000_000
+    config = core_config(info, ClusterConfig(policies=PolicyConfig(max_num_encoder_tokens=10_000)))
+    assert (config.num_encoder_features, config.max_encoder_tokens) == (240_000, 1500)
+    assert config.max_num_encoder_tokens == 3 * 1500
 
 
 async def test_model_is_that_of_executors_that_answer() -> None:
@@ -208,6 +238,15 @@ async def test_registrations_are_bounded_when_nobody_answers() -> None:
         ("model.pooling.labels", ["x"] * (2**16 + 1)),
         ("model.pooling.labels", ["x" * (2**20 + 1)]),
         ("num_host_blocks", 1),
+        ("model.encoder.audio.num_mel_bins", 0),
+        ("model.encoder.audio.num_mel_bins", 1025),
+        ("model.encoder.audio.num_frames", 2**20 + 1),
+        ("model.encoder.audio.num_frames", 2**20),
+        ("model.encoder.audio.num_positions", 1499),
+        ("model.encoder.audio.sampling_rate", 192_001),
+        ("model.encoder.audio.hop_length", 0),
+        ("model.encoder.audio.fft_length", 2**14 + 1),
+        ("limits.max_message_bytes", 1_919_999),
         ("trial_step.took_us", 0),
         ("trial_step.took_us", 2**60),
         ("trial_step.num_tokens", -1),
@@ -229,6 +268,9 @@ def test_info_is_refused_when_a_field_is_out_of_range(path: str, value: object) 
     info = Machine(ADDRESS).info
     if path.startswith("trial_step"):
         info.trial_step.CopyFrom(pb.TrialStep(num_tokens=1, num_attended=1, took_us=1))
+        check_executor_info(info)
+    if path.startswith(("model.encoder", "limits.max_message_bytes")):
+        _take_audio(info)
         check_executor_info(info)
     if path.startswith("adapter_support"):
         info.features.append(pb.FEATURE_ADAPTERS)
