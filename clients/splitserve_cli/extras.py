@@ -11,7 +11,8 @@ from types import MappingProxyType
 MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "gateway": (
-            *("fastapi", "uvicorn", "httptools", "llguidance", "soundfile"),
+            *("fastapi", "uvicorn", "httptools", "llguidance"),
+            *("soundfile", "soxr", "python_multipart"),
             *(() if sys.platform == "win32" else ("uvloop",)),
         ),
         "executor": (

@@ -210,9 +210,10 @@ class StepPlanner:
             num_run_on = self._run_ahead.num_run_on(
                 row_ids, num_new_tokens, waiting, most=most, drafts=drafts
             )
-        work = placement.rows.plan_work(row_ids, num_new_tokens, step_id, num_run_on, drafts)
         if Feature.CROSS_ATTENTION in self._config.features:
-            self._note_encoded(row_ids, step_id)
+            is_first = placement.rows.last_step_id[row_ids] == 0
+            self._note_encoded(row_ids[is_first], step_id)
+        work = placement.rows.plan_work(row_ids, num_new_tokens, step_id, num_run_on, drafts)
         self._publish_singles(work)
         draft = placement.blocks.take_draft()
         placement.last_planned_step_id = step_id
@@ -231,7 +232,10 @@ class StepPlanner:
         )
 
     def _note_encoded(self, row_ids: Int64Array, step_id: int) -> None:
-        """Notes that the encoder tokens of these rows are encoded in a step, unless they were."""
+        """Notes that the encoder's input of these rows is encoded in a step, unless it was.
+
+        `row_ids`: rows that no step had before.
+        """
         placement = self._placement
         for row_id in row_ids.tolist():
             request = placement.rows.sequence(row_id).request

@@ -85,8 +85,10 @@ async def test_request_waits_until_successor_model_is_read(
 ) -> None:
     is_read = asyncio.Event()
 
-    async def read_late(_: Upstream) -> None:
+    async def read_late(_: Upstream, *, takes_audio: bool) -> tuple[None, None]:
+        assert not takes_audio
         await is_read.wait()
+        return None, None
 
     async with second_without_executor() as running:
         await stop_first(running)
