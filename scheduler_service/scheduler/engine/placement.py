@@ -284,20 +284,13 @@ class Placement:
             return
         stay_ids, counts = rows.stay_ids[row_ids].tolist(), (ends - starts).tolist()
         each = zip(row_ids.tolist(), stay_ids, starts.tolist(), counts, steps.tolist(), strict=True)
-        end = 0
+        end, answered = 0, self.last_answered_step_id
         for row_id, stay_id, start, count, step_id in each:
             first, end = end, end + count
-            if step_id > self.last_answered_step_id:
+            if step_id > answered:
                 request, freed = rows.sequence(row_id).request, blocks[first:end]
-                part = TablePart(
-                    request.request_id,
-                    stay_id,
-                    start,
-                    freed,
-                    tuple(request.cross_blocks),
-                    step_id,
-                    request.encoded_in_step > self.last_answered_step_id,
-                )
+                cross = tuple(request.cross_blocks), step_id, request.encoded_in_step > answered
+                part = TablePart(request.request_id, stay_id, start, freed, *cross)
                 self.departures.table_parts.append(part)
 
     # -- pending blocks ------------------------------------------------------------------------
