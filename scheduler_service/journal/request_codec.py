@@ -28,6 +28,7 @@ from scheduler_service.scheduler.values import (
     FleetConfig,
     Grammar,
     Int32Array,
+    PolicyConfig,
     PoolingParams,
     PoolingTask,
     PreemptionMode,
@@ -311,6 +312,8 @@ _CONFIG: Converters = {
     "batch_policy": BatchPolicyName,
     "speculation": _speculation,
     "tenant_weights": dict,
+    # Journals of earlier versions have none.
+    "max_num_encoder_tokens": lambda most: most or PolicyConfig().max_num_encoder_tokens,
     "vectors": lambda message: VectorSizes(**decode_fields(message)),
 }
 _SAMPLING: Converters = {

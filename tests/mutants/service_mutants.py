@@ -255,7 +255,7 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "a gateway goes on with other randomness": Mutant(
             "splitserve_gateway.upstreams.upstream_request",
-            "        if params.seed is None:\n",
+            "        if params.seed is None and params.pooling is None:\n",
             "        if False:\n",
             "tests/unit/gateway/upstreams/test_fleet.py",
         ),

@@ -19,7 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import MappingProxyType
@@ -73,9 +73,10 @@ class ForkedProcess:
         return bool(select.select([self._ended], [], [], timeout)[0])
 
     def send_signal(self, number: int) -> None:
-        """Harmless if it has ended."""
+        """Harmless if it has ended, which may be known here only a moment later."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
