@@ -75,7 +75,7 @@ class SpeechTokens:
 
     @property
     def first_timestamp(self) -> int:
-        """Token of the time 0; the following ones are later."""
+        """Timestamp token of 0 seconds; later times have larger token ids."""
         return self.no_timestamps + 1
 
     def prompt(

@@ -97,7 +97,7 @@ class LoadedModel:
 
     @property
     def audio(self) -> AudioInfo | None:
-        """Features that the encoder takes; None if it takes tokens, or without an encoder."""
+        """Audio features that the encoder takes; None for other models."""
         return self.model.audio if isinstance(self.model, EncoderDecoder) else None
 
     @property

@@ -205,7 +205,7 @@ class TextModel:
         return list(attended), [each for each in attended.values() if each is not None]
 
     def like(self, whole: Any) -> TextModel:  # noqa: ANN401
-        """Returns a model that does with `whole` what this one does with its own."""
+        """Returns a TextModel of `whole` with the pooling, causality and limit of this one."""
         return TextModel(
             whole,
             self._modes,

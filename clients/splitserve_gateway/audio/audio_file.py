@@ -29,7 +29,7 @@ _BLOCK_S = 10
 
 
 class AudioUnusable(ValueError):
-    """The file is not audio that can be decoded, or is too long. The text is for callers."""
+    """Raised for a file that is no decodable audio, or is too long; its text is for callers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ _LANGUAGE_OF_TRANSLATIONS = "en"
 
 @router.post("/v1/audio/transcriptions")
 async def create_transcription(request: Request) -> Response:
-    """Writes down what is said in a file of audio."""
+    """Transcribes the speech in an audio file."""
     return await _answer(request, TranscriptionRequest, "transcribe")
 
 
@@ -137,7 +137,10 @@ async def _transcription(
 
 
 def _language(body: TranslationRequest, speech: SpeechTokens, task: SpeechTask) -> str | None:
-    """Returns the code of the spoken language; None if it is to be detected, or the only one."""
+    """Returns the language code for the model; None to detect the language, or if it knows one.
+
+    Raises ApiError for a task or language that the model does not have.
+    """
     if task not in speech.tasks and task == "translate":
         raise invalid("the model does not translate; allowed: a multilingual model", "model")
     given = body.language if isinstance(body, TranscriptionRequest) else None

@@ -31,8 +31,9 @@ from splitserve_text import PoolingTask
 
 @dataclass(frozen=True, slots=True)
 class TextPairs:
-    """Texts to compare, by their paths in the body: as many of each, or one first text for all.
+    """First and second texts of pairs, by their paths in the body.
 
+    There are equally many of both, or one first text that is compared with each second text.
     `is_search`: first texts are queries, second ones documents, and the model's prompts for them
     are used. `max_second_tokens`: bound on the tokens of a second text; None for none.
     """

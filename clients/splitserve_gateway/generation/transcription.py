@@ -55,8 +55,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionTask:
-    """What is wanted. `language`: None to detect it. `previous_text`: tokens before the audio's.
+    """Parameters of a transcription, apart from its audio.
 
+    `language`: None to detect it. `previous_text`: tokens of the text that precedes the audio.
     `has_timestamps`: whether segments are wanted; always so for more than one window.
     """
 

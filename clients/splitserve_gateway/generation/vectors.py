@@ -211,7 +211,7 @@ async def encode_pairs(
     firsts: dict[str, str] = {}
 
     def shortened(param: str, text: str) -> str:
-        """Returns a first text without what is cut in any case: it may be part of many pairs."""
+        """Returns the beginning of a first text; computed once, as many pairs may share it."""
         if text not in firsts:
             if most is None:
                 check_beginning(text, param, served, tokenizer)

@@ -22,7 +22,7 @@ TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 
 
 class TranslationRequest(ApiRequest):
-    """Form of a translation to English; the file is a part of its own."""
+    """Form fields of a translation to English, without its file."""
 
     model_config = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
 

@@ -225,9 +225,9 @@ class BlockManager:
         return request.num_encoder_tokens
 
     def find_cross(self, request: Request) -> None:
-        """Gives a request the blocks of its encoder that the prefix cache has, if it has all.
+        """Takes a request's cross blocks from the prefix cache, provided that it has all of them.
 
-        To be called before anything else is allocated for the request, and `allocate_cross` after.
+        Call it before anything else is allocated for the request, and `allocate_cross` afterwards.
         """
         if not request.num_encoder_tokens or request.cross_blocks:
             return
@@ -237,7 +237,7 @@ class BlockManager:
         self._pin_host([~block for block in found if block < 0])
 
     def allocate_cross(self, request: Request) -> None:
-        """Gives a request the blocks of its encoder that it does not have."""
+        """Allocates the cross blocks that `find_cross` did not find on the device."""
         if not request.num_encoder_tokens:
             return
         if not request.cross_blocks:
