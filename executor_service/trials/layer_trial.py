@@ -332,6 +332,11 @@ def _properties(layer: nn.Module) -> Iterator[object]:
 def _copy(model: Any, dropped: list[nn.Module]) -> Any:  # noqa: ANN401
     copied = copy.deepcopy(model, _replaced(model, dropped))
     unbind(copied.modules())
+    embedding = embedding_of(copied)
+    padding = getattr(embedding, "padding_idx", None)
+    if padding is not None and padding >= CUT_VOCAB_SIZE:
+        # It only matters for training, and torch refuses one that has no row.
+        embedding.padding_idx = None
     return copied
 
 
