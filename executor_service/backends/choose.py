@@ -30,6 +30,7 @@ from executor_service.backends.compute import (
     PRICE_OF_NO_DECODER,
     PRICE_OF_NO_GPU_DECODER,
     PRICE_OF_NO_PACKED_MATRICES,
+    PRICE_OF_TORCH_FOR_TEXTS,
     PRICE_OF_TORCH_ON_CPU,
     PRICE_OF_TORCH_ON_GPU,
     Compute,
@@ -153,8 +154,7 @@ def _choose(
 ) -> Compute:
     loaded = load()
     if loaded.vector_parts is not None and loaded.vector_parts.uncached is not None:
-        parts = loaded.vector_parts
-        return Compute(loaded, torch_model, parts.description, loaded.max_model_len)
+        return _uncached(load, loaded, loaded.vector_parts.description, name, is_int8=is_int8)
     in_torch = Compute(loaded, torch_model, "torch", block_size or DEFAULT_BLOCK_SIZE)
     if name == TORCH:
         return _dequantized(replace(in_torch, why_slow="--attention-backend is torch"))
@@ -176,6 +176,36 @@ def _choose(
         price = PRICE_OF_TORCH_ON_CPU if is_for_cpu else PRICE_OF_TORCH_ON_GPU
         _log.log(level, message, loaded.device.type, str(error), price)
         return _dequantized(replace(in_torch, why_slow=str(error)))
+
+
+def _uncached(
+    load: Callable[[], LoadedModel],
+    loaded: LoadedModel,
+    description: str,
+    name: str,
+    *,
+    is_int8: bool,
+) -> Compute:
+    """Returns native matrices on a CPU, otherwise plain torch, for a model without KV blocks."""
+    in_torch = Compute(loaded, torch_model, f"torch, {description}", loaded.max_model_len)
+    if loaded.device.type != "cpu":
+        return in_torch
+    if name == TORCH:
+        return replace(in_torch, why_slow="--attention-backend is torch")
+    try:
+        library = load_library()
+        loaded = pack_linears(loaded, library, is_int8=is_int8)
+    except (BuildFailed, TrialFailed) as error:
+        if name != AUTO:
+            raise BackendUnavailable(f"{name}: {error}") from error
+        log_matrices_refused(loaded, error, PRICE_OF_TORCH_FOR_TEXTS)
+        return replace(in_torch, loaded=load(), why_slow=str(error))
+    return replace(
+        in_torch,
+        loaded=loaded,
+        description=f"native matrices ({library.variant}), {description}",
+        is_int8=is_int8,
+    )
 
 
 def _dequantized(compute: Compute) -> Compute:

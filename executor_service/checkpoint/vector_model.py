@@ -242,7 +242,7 @@ def make_uncached(
     )
     try:
         try_rows(model)
-        description = "torch, rows side by side"
+        description = "rows side by side"
     except TrialFailed as error:
         _log.warning(
             "rows_grouped_by_length model=%s reason=%r price=%r",
@@ -251,5 +251,5 @@ def make_uncached(
             _PRICE_OF_GROUPS,
         )
         model.switch(is_flat=False)
-        description = "torch, rows grouped by length"
+        description = "rows grouped by length"
     return RowVectors(model, head), description

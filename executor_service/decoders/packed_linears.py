@@ -24,7 +24,7 @@ from executor_service.model import (
     weights_bytes,
 )
 from executor_service.steps import Int32Array
-from executor_service.trials import can_be_packed, try_replacement
+from executor_service.trials import can_be_packed, try_replacement, try_vectors
 from splitserve_kernels.cpu import (
     GroupPart,
     NativeAdapter,
@@ -218,7 +218,14 @@ def pack_linears(
         packing.replace_in(loaded.model)
         return probe_attention(loaded.model, tokens)[0]
 
-    try_replacement(loaded, compute, is_int8=is_int8)
+    if _is_uncached(loaded):
+        try_vectors(loaded, lambda: packing.replace_in(loaded.model), is_int8=is_int8)
+    else:
+        try_replacement(loaded, compute, is_int8=is_int8)
     for reason, num_layers in packing.dequantized.items():
         log_dequantized(loaded, reason, num_layers)
     return replace(loaded, weights_bytes=weights_bytes(loaded.model) + packing.num_bytes)
+
+
+def _is_uncached(loaded: LoadedModel) -> bool:
+    return loaded.vectors is not None and loaded.vectors.is_uncached

@@ -12,6 +12,7 @@
 | draw, adjust, copy       | plain torch            | kernel_trials   | plain torch serves     |
 | updates of adapters      | float64                | adapters_trial  | no decoder's adapters  |
 | rows side by side        | rows alone             | rows_trial      | rows grouped by length |
+| matrices of their models | vectors of the model   | rows_trial      | plain torch serves     |
 | recorded steps and runs  | model not recorded     | runner          | steps are not recorded |
 
 `float32_trial` has the cuts of models, their tokens and the error measures of logits.
@@ -40,7 +41,7 @@ from executor_service.trials.model_trial import (
     try_model,
     try_replacement,
 )
-from executor_service.trials.rows_trial import try_rows
+from executor_service.trials.rows_trial import try_rows, try_vectors
 from executor_service.trials.trial import Trial, trial_failures
 
 __all__ = [
@@ -70,5 +71,6 @@ __all__ = [
     "try_replacement",
     "try_rotary_write",
     "try_rows",
+    "try_vectors",
     "whole_numbers",
 ]

@@ -1,17 +1,24 @@
-"""Trial of rows side by side: each must have the states that it has alone in the model's own code.
+"""Trials of models that return vectors of whole texts.
+
+Rows side by side must have the states that each has alone in the model's own code. With packed
+matrices the vectors must stay the same.
 
 Shape letters: L tokens of a row, W width of the model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from executor_service.errors import TrialFailed
-from executor_service.model import TextModel, TextRow
+from executor_service.model import LoadedModel, TextModel, TextRow, UncachedModel
+from executor_service.steps import PoolingParams, PoolingTask
 from executor_service.trials.layer_trial import (
     FLOAT32_TOLERANCE,
     TOKENS_PAST_WINDOW,
@@ -19,6 +26,7 @@ from executor_service.trials.layer_trial import (
     near_tokens,
     relative_error,
 )
+from executor_service.trials.model_trial import rounded_matrices
 from executor_service.trials.trial import Trial, trial_failures
 
 # Tokens of short rows, and of the longest row if no window is longer.
@@ -72,6 +80,48 @@ def try_rows(model: TextModel) -> None:
     model.switch(is_flat=True)
 
 
+@torch.inference_mode()
+def try_vectors(loaded: LoadedModel, change: Callable[[], None], *, is_int8: bool) -> None:
+    """Compares the vectors of `loaded`, which is uncached, before and after `change`.
+
+    `is_int8`: `change` rounds the matrices, and so does the reference. Raises TrialFailed if the
+    vectors differ, or if anything raises.
+    """
+    parts, vectors = loaded.vector_parts, loaded.vectors
+    assert parts is not None, "the model returns vectors"
+    assert parts.uncached is not None, "the model is uncached"
+    assert vectors is not None, "the model returns vectors"
+    task = PoolingTask.SCORES if vectors.labels else PoolingTask.EMBEDDING
+    texts = _rows(loaded.model, min(_LONG, loaded.max_model_len))
+    # Raw, since an activation might hide differences.
+    rows = [(text.token_ids, PoolingParams(task, raw=True)) for text in texts]
+    compute = partial(_vectors, parts.uncached, rows)
+    allowed = FLOAT32_TOLERANCE if loaded.dtype == torch.float32 else _TOLERANCE_IN_16_BITS
+    with trial_failures():
+        with rounded_matrices(loaded.model) if is_int8 else nullcontext():
+            expected = compute()
+        change()
+        Trial(
+            reference=lambda _: expected,
+            candidate=lambda _: compute(),
+            cases=(rows,),
+            error_of=lambda _, right, actual: _largest_error(right, actual),
+            allowed=allowed,
+            complaint=lambda error: (
+                f"relative error of the vectors {error:.2g}, allowed {allowed:.2g}"
+            ),
+        ).check()
+
+
+def _vectors(model: UncachedModel, rows: Sequence[tuple[Tensor, PoolingParams]]) -> Tensor:
+    """Returns the vectors of `rows`, [R, N]. Raises TrialFailed if one has none."""
+    found = model.vectors(rows)
+    vectors = [each for each in found if not isinstance(each, str)]
+    if len(vectors) < len(found):
+        raise TrialFailed(next(each for each in found if isinstance(each, str)))
+    return torch.stack(vectors)
+
+
 def _rows(whole: Any, longest: int) -> list[TextRow]:  # noqa: ANN401
     text_config = whole.config.get_text_config(decoder=True)
     tokens = near_tokens(whole, text_config, longest, longest).tokens.cpu()
@@ -90,6 +140,10 @@ def _error(expected: tuple[list[Tensor], Tensor], actual: tuple[list[Tensor], Te
     """Returns the largest relative error of hidden states [L, W] and of outputs."""
     pairs = zip(expected[0], actual[0], strict=True)
     of_states = [relative_error(right[None], found[None]) for right, found in pairs]
-    scale = expected[1].abs().amax().clamp(min=1e-6)
-    of_outputs = float(((actual[1] - expected[1]).abs() / scale).amax())
-    return max(*of_states, of_outputs)
+    return max(*of_states, _largest_error(expected[1], actual[1]))
+
+
+def _largest_error(expected: Tensor, actual: Tensor) -> float:
+    """Returns the largest difference, divided by the largest number expected."""
+    scale = expected.abs().amax().clamp(min=1e-6)
+    return float(((actual - expected).abs() / scale).amax())
