@@ -199,7 +199,8 @@ def _uncached(
         if name != AUTO:
             raise BackendUnavailable(f"{name}: {error}") from error
         log_matrices_refused(loaded, error, PRICE_OF_TORCH_FOR_TEXTS)
-        return replace(in_torch, loaded=load(), why_slow=str(error))
+        kept = loaded if isinstance(error, BuildFailed) else load()  # a trial takes it apart
+        return replace(in_torch, loaded=kept, why_slow=str(error))
     return replace(
         in_torch,
         loaded=loaded,

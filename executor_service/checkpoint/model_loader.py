@@ -236,7 +236,7 @@ def _load_uncached(
     if model_config.rounding is not None:
         raise ModelUnsupported(
             f"{config.model_type}: quantization {model_config.rounding}: not for encoders; allowed:"
-            " none"
+            " none, or int8 on a CPU"
         )
     text_config = config.get_text_config(decoder=True)
     rope = fix_rope(text_config, _max_model_len(text_config, model_config, plan))

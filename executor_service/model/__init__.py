@@ -98,6 +98,7 @@ from executor_service.model.transformers_attention import (
     unbind,
 )
 from executor_service.model.uncached_model import (
+    RowsContext,
     RowVectors,
     TextModel,
     TextRow,
@@ -143,6 +144,7 @@ __all__ = [
     "Readout",
     "RevealingModel",
     "RowVectors",
+    "RowsContext",
     "RunningModel",
     "ScoreHead",
     "SeparateExperts",

@@ -40,6 +40,12 @@ _log = logging.getLogger(__name__)
 # Tokens of a pass on a CPU, of several rows. Measured with 4000 tokens on two cores: 0.66 s, in one
 # pass 0.77 s.
 _MAX_PASS_TOKENS = 1024
+# On other devices rows attend together, padded, if the longest is at most this many times as long
+# as the shortest, or short itself: they spend more time on launches than on padding. Lengths are
+# multiples of what their kernels compute at a time.
+_LONGEST_TO_SHORTEST = 1.5
+_SHORT_LENGTH = 64
+_LENGTH_STEP = 16
 # Queries of a layer with a sliding window that are computed together.
 _STRETCH = 128
 _TOKEN_TYPES = "token_type_ids"
@@ -54,24 +60,70 @@ class TextRow:
     second_start: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Adjoining rows that attend together, `length` tokens each, padding included.
+
+    `places`: for each of these tokens the one of the group that stands there, [n * length]; any in
+    the place of padding. `kept`: where the group's tokens are, [num_tokens]. `is_token`: not
+    padding, [n, length]. All three are None without padding.
+    """
+
+    num_tokens: int
+    length: int
+    places: Tensor | None = None
+    kept: Tensor | None = None
+    is_token: Tensor | None = None
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> _Group:
+        """Returns the group of rows of `lengths`, in ascending order."""
+        if lengths[0] == lengths[-1]:
+            return cls(sum(lengths), lengths[0])
+        length = -(-lengths[-1] // _LENGTH_STEP) * _LENGTH_STEP
+        sizes = torch.tensor(lengths)
+        is_token = torch.arange(length) < sizes[:, None]
+        kept = is_token.flatten().nonzero()[:, 0]
+        places = torch.zeros(is_token.numel(), dtype=torch.int64)
+        places[kept] = torch.arange(len(kept))
+        return cls(len(kept), length, *(each.to(device) for each in (places, kept, is_token)))
+
+    def of_rows(self, heads: Tensor) -> Tensor:
+        """Returns [n, H, length, D] for `heads` [num_tokens, H, D]."""
+        padded = heads if self.places is None else heads[self.places]
+        return padded.view(-1, self.length, *heads.shape[1:]).transpose(1, 2)
+
+    def of_tokens(self, heads: Tensor) -> Tensor:
+        """Returns [num_tokens, H, D] for `heads` [n, H, length, D]."""
+        padded = heads.transpose(1, 2).flatten(0, 1)
+        return padded if self.kept is None else padded[self.kept]
+
+
 class RowsContext:
     """Attends from each row to its own tokens. A context of `transformers_attention`."""
 
     sees_later = True
 
-    def __init__(self, *, is_causal: bool) -> None:
-        """`is_causal`: tokens attend to themselves and to earlier ones."""
+    def __init__(self, *, is_causal: bool, pads: bool = False) -> None:
+        """`is_causal`: tokens attend to themselves and to earlier ones.
+
+        `pads`: rows of similar lengths attend together, as long as the longest.
+        """
         self.is_causal = is_causal
-        self._groups: tuple[tuple[int, int], ...] = ()
+        self._pads = pads
+        self._groups: tuple[_Group, ...] = ()
         self._masks: dict[tuple[int, int, int, int], Tensor] = {}
         # Sliding window of each module that attended in the last pass, in their order.
         self.attended: dict[nn.Module, int | None] = {}
 
-    def begin_forward(self, lengths: Sequence[int]) -> None:
-        """Sets the numbers of tokens of the rows of the next pass; equal ones adjoin."""
-        self._groups = tuple(
-            (len(list(same)), length) for length, same in itertools.groupby(lengths)
-        )
+    def begin_forward(self, lengths: Sequence[int], device: torch.device) -> None:
+        """Sets the numbers of tokens of the rows of the next pass, in ascending order."""
+        groups: list[list[int]] = []
+        for length in lengths:
+            if not groups or length > self._longest_beside(groups[-1][0]):
+                groups.append([])
+            groups[-1].append(length)
+        self._groups = tuple(_Group.of(group, device) for group in groups)
         self._masks.clear()
         self.attended.clear()
 
@@ -90,15 +142,10 @@ class RowsContext:
             raise ModelUnsupported(f"{type(module).__name__} has relative biases")
         self.attended[module] = options.sliding_window
         outputs, start = [], 0
-        for num_rows, length in self._groups:
-            end = start + num_rows * length
-            attended = self._attended(
-                _of_rows(query[start:end], length),
-                _of_rows(key[start:end], length),
-                _of_rows(value[start:end], length),
-                options,
-            )
-            outputs.append(attended.transpose(1, 2).flatten(0, 1))
+        for group in self._groups:
+            end = start + group.num_tokens
+            heads = [group.of_rows(each[start:end]) for each in (query, key, value)]
+            outputs.append(group.of_tokens(self._attended(*heads, group.is_token, options)))
             start = end
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -112,10 +159,23 @@ class RowsContext:
     ) -> Tensor:
         raise AssertionError("models that return vectors have no cross attention")
 
+    def _longest_beside(self, length: int) -> float:
+        """Returns the tokens of the longest row that attends together with one of `length`."""
+        return max(_SHORT_LENGTH, _LONGEST_TO_SHORTEST * length) if self._pads else length
+
     def _attended(
-        self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        is_token: Tensor | None,
+        options: AttentionOptions,
     ) -> Tensor:
-        """Returns [n, H, L, E] for [n, H, L, D], [n, G, L, D] and [n, G, L, E]."""
+        """Returns [n, H, L, E] for [n, H, L, D], [n, G, L, D] and [n, G, L, E].
+
+        `is_token`: [n, L], which positions are no padding; None if all are. Padding's outputs have
+        no meaning.
+        """
         length, window = query.shape[2], options.sliding_window
         attend = partial(
             functional.scaled_dot_product_attention,
@@ -123,7 +183,9 @@ class RowsContext:
             enable_gqa=query.shape[1] != key.shape[1],
         )
         if window is None or window >= length:
-            return attend(query, key, value, is_causal=self.is_causal)
+            if is_token is None or self.is_causal:  # padding is later than all tokens
+                return attend(query, key, value, is_causal=self.is_causal)
+            return attend(query, key, value, attn_mask=is_token[:, None, None])
         # Stretches of queries, with the keys that any of them sees.
         parts = []
         for first in range(0, length, _STRETCH):
@@ -132,6 +194,8 @@ class RowsContext:
             end = last if self.is_causal else min(length, last + window - 1)
             mask = self._mask(first - begin, last - first, end - begin, window, query.device)
             keys = slice(begin, end)
+            if is_token is not None:
+                mask = mask & is_token[:, None, None, keys]
             parts.append(
                 attend(query[:, :, first:last], key[:, :, keys], value[:, :, keys], attn_mask=mask)
             )
@@ -151,11 +215,6 @@ class RowsContext:
                 mask &= distance >= 0
             self._masks[shape] = mask
         return mask
-
-
-def _of_rows(heads: Tensor, length: int) -> Tensor:
-    """Returns [n, H, L, D] for `heads` [n * L, H, D]."""
-    return heads.view(-1, length, *heads.shape[1:]).transpose(1, 2)
 
 
 class TextModel:
@@ -185,7 +244,7 @@ class TextModel:
         self._num_types = int(getattr(whole.config, "type_vocab_size", 0) or 0)
         self._padding = _padding_index(self._base)
         self._computed: _Computed | None = None
-        self._context = RowsContext(is_causal=is_causal)
+        self._context = RowsContext(is_causal=is_causal, pads=self.device.type != "cpu")
 
     @property
     def device(self) -> torch.device:
@@ -250,7 +309,7 @@ class TextModel:
         """Returns the hidden states [T, W] of rows side by side. The model must be flat."""
         token_ids = torch.cat([row.token_ids for row in rows])
         positions = torch.cat([self._positions(row.token_ids) for row in rows])
-        self._context.begin_forward([len(row.token_ids) for row in rows])
+        self._context.begin_forward([len(row.token_ids) for row in rows], self.device)
         named = {_POSITIONS: positions[None].to(self.device)}
         if self._takes_types:
             named[_TOKEN_TYPES] = torch.cat([_types(row) for row in rows])[None].to(self.device)

@@ -70,7 +70,7 @@ def test_encoder_returns_means_when_rows_have_different_lengths(
     expected = [hidden(model, row).mean(dim=0) for row in rows]
     check(vectors_of(run_rows(engine, rows)), expected)
     way = "rows side by side" if model_type in SIDE_BY_SIDE else "rows grouped by length"
-    assert engine.compute == f"torch, {way}"
+    assert engine.compute.endswith(way)
     assert engine.info.limits.max_num_batched_tokens >= engine.info.model.max_model_len
     longest = random_rows(engine.info.model.max_model_len)
     check(vectors_of(run_rows(engine, longest)), [hidden(model, longest[0]).mean(dim=0)])
@@ -88,7 +88,7 @@ def test_sliding_window_is_followed_when_rows_are_far_longer(
     rows = random_rows(399, 5, 257, 399)
     expected = [hidden(model, row).mean(dim=0) for row in rows]
     check(vectors_of(run_rows(engine, rows)), expected)
-    assert engine.compute == "torch, rows side by side"
+    assert engine.compute.endswith("rows side by side")
 
 
 @pytest.mark.parametrize("num_labels", [1, 3])
@@ -156,7 +156,7 @@ def test_encoder_has_the_same_directions_when_it_computes_in_16_bits(
     found = torch.stack(vectors_of(run_rows(engine, rows)))
     expected = torch.stack([hidden(model, row).mean(dim=0) for row in rows])
     assert float(torch.cosine_similarity(found, expected).min()) > 0.999
-    assert engine.compute == "torch, rows side by side"
+    assert engine.compute.endswith("rows side by side")
 
 
 def test_decoder_embeds_when_it_is_in_a_gguf_file(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_decoder_scores_labels_by_its_last_token(
         logits = [model(input_ids=torch.tensor([row])).logits[0] for row in rows]
     found = run_rows(engine, rows, replace(SCORES, raw=True))
     check(vectors_of(found), logits)
-    assert engine.compute.startswith(("native decoder", "torch"))
+    assert engine.compute.startswith(("native decoder", "torch", "GPU decoder"))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_bidirectional_decoder_returns_means_of_states_that_see_later_tokens(
     rows = random_rows(*LENGTHS)
     expected = [hidden(model, row).mean(dim=0) for row in rows]
     check(vectors_of(run_rows(engine, rows)), expected)
-    assert engine.compute == "torch, rows side by side"
+    assert engine.compute.endswith("rows side by side")
 
 
 @pytest.mark.parametrize("mode", ["mean", "lasttoken"])

@@ -48,7 +48,11 @@ def load_reference(directory: Path) -> Any:  # noqa: ANN401
     """The model as transformers runs it, in the checkpoint's data type."""
     from transformers import AutoConfig
 
-    return auto_class(AutoConfig.from_pretrained(directory)).from_pretrained(directory)
+    config = AutoConfig.from_pretrained(directory)
+    # Some versions choose an attention for these models that ignores the cap.
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    attention = {"attn_implementation": "eager"} if capped else {}
+    return auto_class(config).from_pretrained(directory, **attention)
 
 
 def generate_greedily(reference: Any, prompt: list[int], num_tokens: int) -> list[int]:  # noqa: ANN401

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,13 @@ from executor_service.model import (
     takes_adapters,
     torch_model,
 )
-from executor_service.runner import CacheConfig, RecordedModels, build_runner, compile_kernels
+from executor_service.runner import (
+    CacheConfig,
+    ModelRunner,
+    RecordedModels,
+    build_runner,
+    compile_kernels,
+)
 from executor_service.trials import try_low_rank
 from splitserve_kernels import reference
 from splitserve_kernels.adapter_tiles import SlotLinear, TokenTiles
@@ -287,19 +293,47 @@ def test_rows_with_adapters_get_the_tokens_of_turns_when_they_run_on(
     )
     tables = [[4 * row + block for block in range(4)] for row in range(4)]
     rows = [Row([5 + row], 3, tables[row], 1, adapter=NAMES[row], seed=row) for row in range(4)]
-    outputs = []
-    for make_model in (recorded.make, _transformers):
-        runner = build_runner(case.loaded, CacheConfig(4, 16, num_host_blocks=0), make_model)
-        runner.adapters.by_name = case.adapters
-        for pool in (*runner.cache.key_pools, *runner.cache.value_pools):
-            generator = torch.Generator().manual_seed(1)
-            pool.copy_(torch.randn(pool.shape, generator=generator))
-        step = replace(make_step(rows), num_run_on_tokens=np.array([6, 0, 5, 3], np.int32))
-        outputs.append([runner.execute(step).token_ids_of(row) for row in range(4)])
-        plain = replace(step, adapters=())
-        outputs.append([runner.execute(plain).token_ids_of(row) for row in range(4)])
-    assert outputs[0] == outputs[2] != outputs[1] == outputs[3]
-    assert [len(tokens) for tokens in outputs[0]] == [7, 1, 6, 4]
+    plain = [replace(row, adapter="") for row in rows]
+    num_run_on = (6, 0, 5, 3)
+    adapted, unadapted = (
+        _run_on(_runner(case, recorded.make), each, num_run_on) for each in (rows, plain)
+    )
+    assert adapted == _turns(_runner(case, _transformers), rows, num_run_on)
+    assert unadapted == _turns(_runner(case, _transformers), plain, num_run_on)
+    assert adapted != unadapted
+
+
+def _runner(case: Case, make_model: MakeModel) -> ModelRunner:
+    """A runner whose pools have the same random numbers each time."""
+    runner = build_runner(case.loaded, CacheConfig(4, 16, num_host_blocks=0), make_model)
+    runner.adapters.by_name = case.adapters
+    for pool in (*runner.cache.key_pools, *runner.cache.value_pools):
+        generator = torch.Generator().manual_seed(1)
+        pool.copy_(torch.randn(pool.shape, generator=generator))
+    return runner
+
+
+def _run_on(runner: ModelRunner, rows: Sequence[Row], num_run_on: Sequence[int]) -> list[list[int]]:
+    """Tokens of a step whose rows run on."""
+    step = replace(make_step(rows), num_run_on_tokens=np.array(num_run_on, np.int32))
+    output = runner.execute(step)
+    return [output.token_ids_of(row) for row in range(len(rows))]
+
+
+def _turns(runner: ModelRunner, rows: Sequence[Row], num_run_on: Sequence[int]) -> list[list[int]]:
+    """The same tokens, of a step for each."""
+    tokens: list[list[int]] = [[] for _ in rows]
+    for turn in range(max(num_run_on) + 1):
+        step = make_step(
+            [
+                replace(row, tokens=found[-1:] or row.tokens, num_computed=row.num_computed + turn)
+                for row, found in zip(rows, tokens, strict=True)
+            ]
+        )
+        output = runner.execute(step)
+        for row, found in enumerate(tokens):
+            found += output.token_ids_of(row)
+    return [found[: most + 1] for found, most in zip(tokens, num_run_on, strict=True)]
 
 
 def test_kernels_of_all_layers_are_compiled_before_the_first_adapter(
