@@ -144,8 +144,14 @@ class RowsContext:
         outputs, start = [], 0
         for group in self._groups:
             end = start + group.num_tokens
-            heads = [group.of_rows(each[start:end]) for each in (query, key, value)]
-            outputs.append(group.of_tokens(self._attended(*heads, group.is_token, options)))
+            attended = self._attended(
+                group.of_rows(query[start:end]),
+                group.of_rows(key[start:end]),
+                group.of_rows(value[start:end]),
+                group.is_token,
+                options,
+            )
+            outputs.append(group.of_tokens(attended))
             start = end
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 

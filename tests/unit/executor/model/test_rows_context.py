@@ -29,7 +29,8 @@ def expected(
     if is_causal:
         seen &= distance >= 0
     scores = (heads @ keys.transpose(1, 2) * SIZE**-0.5).masked_fill(~seen, -torch.inf)
-    return (scores.softmax(dim=-1) @ values).transpose(0, 1)
+    attended: Tensor = scores.softmax(dim=-1) @ values
+    return attended.transpose(0, 1)
 
 
 @pytest.mark.parametrize("pads", [False, True])
@@ -39,10 +40,21 @@ def test_rows_attend_to_their_own_tokens(pads: bool, is_causal: bool, window: in
     generator = torch.Generator().manual_seed(0)
     context = RowsContext(is_causal=is_causal, pads=pads)
     context.begin_forward(LENGTHS, torch.device("cpu"))
-    sizes = ((NUM_HEADS, SIZE), (NUM_KV_HEADS, SIZE), (NUM_KV_HEADS, VALUE_SIZE))
-    heads = [torch.randn(sum(LENGTHS), *size, generator=generator) for size in sizes]
+    query, key, value = (
+        torch.randn(sum(LENGTHS), num_heads, size, generator=generator)
+        for num_heads, size in (
+            (NUM_HEADS, SIZE),
+            (NUM_KV_HEADS, SIZE),
+            (NUM_KV_HEADS, VALUE_SIZE),
+        )
+    )
     options = AttentionOptions(scale=SIZE**-0.5, sliding_window=window)
-    found = context.attend(nn.Identity(), *heads, options)
-    rows = zip(*(each.split(LENGTHS) for each in heads), strict=True)
-    right = torch.cat([expected(*row, window, is_causal=is_causal) for row in rows])
+    found = context.attend(nn.Identity(), query, key, value, options)
+    queries, keys, values = (torch.split(each, list(LENGTHS)) for each in (query, key, value))
+    right = torch.cat(
+        [
+            expected(*row, window, is_causal=is_causal)
+            for row in zip(queries, keys, values, strict=True)
+        ]
+    )
     torch.testing.assert_close(found, right.float(), atol=1e-5, rtol=0)
