@@ -39,6 +39,9 @@ _SELF_NAMES = ("self_attn", "SelfAttention")
 _PROJECTIONS = ("k_proj", "v_proj", "k", "v")
 _POSITIONS = "embed_positions"
 _FINAL_BIAS = "final_logits_bias"
+# Models whose attention bypasses the interface of transformers, and what is replaced there.
+TAUGHT = frozenset({"LEDForConditionalGeneration"})
+_BYPASSING = "LEDDecoderAttention"
 _NUM_TRIED_TOKENS = 12
 
 
@@ -70,6 +73,7 @@ class EncoderDecoder(nn.Module):
         self.audio = audio
         self.config = whole.config
         self.dtype: torch.dtype = whole.dtype
+        _use_interface(whole.get_decoder())
         mark(whole.get_encoder().modules(), Attending.ENCODER)
         mark(self.cross_modules, Attending.CROSS)
         for module in self.attention_modules:
@@ -115,6 +119,10 @@ class EncoderDecoder(nn.Module):
 
     def set_attn_implementation(self, name: str) -> None:
         """Switches attention to an implementation of `transformers`, by name."""
+        if type(self.whole).__name__ in TAUGHT:
+            # Its encoder has attention of its own.
+            self.config._attn_implementation = name
+            return
         # Some versions of transformers leave out parts with configurations of their own.
         for part in (self.whole, self.whole.get_encoder(), self.whole.get_decoder()):
             part.set_attn_implementation(name)
@@ -249,6 +257,37 @@ def _not_served(part: nn.Module, reason: str) -> ModelUnsupported:
         f"{type(part).__name__} {reason}: not served; supported: an encoder-decoder model whose"
         " decoder is built as those of T5 or BART"
     )
+
+
+def _use_interface(decoder: nn.Module) -> None:
+    """Replaces attention that bypasses the interface of `transformers`: that of LED's decoder.
+
+    The attention of BART computes the same, with the same weights.
+    """
+    from transformers.models.bart.modeling_bart import BartAttention
+
+    for parent in list(decoder.modules()):
+        for name, module in list(parent.named_children()):
+            if type(module).__name__ != _BYPASSING:
+                continue
+            bypassing: Any = module
+            with torch.device("meta"):
+                attention = BartAttention(
+                    bypassing.embed_dim,
+                    bypassing.num_heads,
+                    is_decoder=bypassing.is_decoder,
+                    bias=bypassing.q_proj.bias is not None,
+                    config=decoder.config,
+                    layer_idx=bypassing.layer_idx,
+                )
+            attention.load_state_dict(module.state_dict(), assign=True)
+            attention.eval().register_forward_hook(_with_cache)
+            setattr(parent, name, attention)
+
+
+def _with_cache(_module: object, _arguments: object, output: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the output in LED's form, with the cache, of which there is none."""
+    return (*output, None)
 
 
 def _join_final_bias(whole: Any) -> None:  # noqa: ANN401

@@ -39,6 +39,7 @@ ARCHITECTURES = (
     "m2m_100",
     "pegasus",
     "plbart",
+    "led",
     "blenderbot",
     "blenderbot-small",
 )

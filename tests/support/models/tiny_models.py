@@ -86,6 +86,8 @@ _SECTIONS: Mapping[str, list[int]] = {
 }
 # What these need besides.
 _BESIDES: Mapping[str, Mapping[str, Any]] = {
+    # Far fewer tokens than inputs have.
+    "led": {"attention_window": 8},
     "longcat_flash": {
         "ffn_hidden_size": 96,
         "expert_ffn_hidden_size": 32,
