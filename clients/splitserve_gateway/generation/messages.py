@@ -198,7 +198,8 @@ class _Chat:
             self._end_user()
         for result in results:
             self._add_result(result)
-        self.user += [block.text for block in content if isinstance(block, MessageText)]
+        texts = [block.text for block in content if isinstance(block, MessageText)]
+        self.user += texts or ([] if results else [""])
 
     def _add_result(self, result: ToolResultBlock) -> None:
         text = _text(result.content or "")

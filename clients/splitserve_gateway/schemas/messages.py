@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from splitserve_contract import PARAMETERS
@@ -42,6 +42,19 @@ def _one_of(allowed: str, *values: object, note: str = "") -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def _refuse(value: object) -> object:
+    if value not in (None, []):
+        raise PydanticCustomError("unsupported_field", "is not supported; allowed: an empty list")
+    return value
+
+
+_Nothing = Annotated[
+    Any,
+    AfterValidator(_refuse),
+    WithJsonSchema(
+        {"type": ["array", "null"], "maxItems": 0, "description": "Refused unless empty."}
+    ),
+]
 _NOTE = ": images, documents and what Anthropic's servers run are not served"
 
 
@@ -289,9 +302,7 @@ class MessageFields(SchedulingFields):
 
     container: Refused = None
     thread: Refused = None
-    mcp_servers: Annotated[
-        list[FreeObject] | None, Field(max_length=0, description="Refused unless empty.")
-    ] = None
+    mcp_servers: _Nothing = None
 
 
 class MessagesRequest(MessageFields):
