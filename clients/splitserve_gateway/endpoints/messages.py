@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -297,7 +298,8 @@ def _input(arguments: str) -> Json:
     Text that is no JSON object is wrapped, as Anthropic advises for results of such calls.
     """
     try:
-        parsed: Any = from_json(arguments or "{}", allow_partial=True)
+        parsed: Any = from_json(arguments or "{}", allow_inf_nan=False, allow_partial=True)
+        json.dumps(parsed, allow_nan=False)  # 1e999 is infinite, which JSON cannot say
     except ValueError:
         parsed = None
     return parsed if isinstance(parsed, dict) else {"INVALID_JSON": arguments}

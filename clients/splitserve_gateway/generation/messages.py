@@ -50,6 +50,8 @@ _BILLING = "x-anthropic-billing-header:"
 _SAME = (*SchedulingFields.model_fields, "temperature", "top_p", "top_k", "seed", "stream")
 # Names of the variable by which templates switch reasoning.
 _SWITCHES = ("enable_thinking", "thinking")
+# Efforts that templates do not know, and the nearest that they know.
+_EFFORTS = {"xhigh": "high", "max": "high"}
 _CHOICES: Mapping[str, ChatToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -80,7 +82,7 @@ def chat_of_messages(body: MessageFields, max_tokens: int | None) -> ChatRequest
         tool_choice=None if choice is None else _tool_choice(choice),
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
         response_format=_format(body),
-        reasoning_effort=None if body.output_config is None else body.output_config.effort,
+        reasoning_effort=_effort(body),
         chat_template_kwargs=_variables(body),
         continue_final_message=last is not None
         and last.role == "assistant"
@@ -95,6 +97,11 @@ def _variables(body: MessageFields) -> dict[str, object] | None:
         return own
     is_on: object = body.thinking.type == "enabled"
     return dict.fromkeys(_SWITCHES, is_on) | (own or {})
+
+
+def _effort(body: MessageFields) -> str | None:
+    effort = None if body.output_config is None else body.output_config.effort
+    return None if effort is None else _EFFORTS.get(effort, effort)
 
 
 def _format(body: MessageFields) -> object:

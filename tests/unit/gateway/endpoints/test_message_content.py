@@ -8,6 +8,7 @@ import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
+from starlette.responses import JSONResponse
 
 from splitserve_gateway.endpoints import MessageContent
 from splitserve_gateway.generation import ChoiceEnd, Delta
@@ -103,6 +104,17 @@ def test_stop_reason_is_that_of_the_end(
     pushed(made, text, 5, end)
 
     assert tuple(made.stop().values()) == stop
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1e999}', '{"a": "\\ud800"}'])
+def test_input_is_wrapped_when_json_cannot_express_it(arguments: str) -> None:
+    made = content()
+    call = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
+
+    pushed(made, call, 1000, ChoiceEnd("stop"))
+
+    assert values(made.blocks) == [("tool_use", {"INVALID_JSON": arguments})]  # type: ignore[arg-type]
+    assert JSONResponse(made.blocks).status_code == 200
 
 
 def test_content_ends_with_an_error_when_an_operator_ends_the_request() -> None:

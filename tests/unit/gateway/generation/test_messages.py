@@ -169,6 +169,11 @@ def test_sampling_and_scheduling_are_those_of_chats() -> None:
     assert chat.model_dump(warnings=False).keys() == others
 
 
+@pytest.mark.parametrize(("effort", "expected"), [("medium", "medium"), ("max", "high")])
+def test_effort_is_one_that_templates_know(effort: str, expected: str) -> None:
+    assert chat_of(output_config={"effort": effort}).reasoning_effort == expected
+
+
 @pytest.mark.parametrize("field", ["output_config.format", "output_format"])
 def test_output_schema_is_that_of_a_response_format(field: str) -> None:
     form = {"type": "json_schema", "schema": {"type": "object"}}
