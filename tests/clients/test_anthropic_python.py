@@ -39,7 +39,9 @@ def test_message_is_what_the_chat_says(claude: Anthropic, model: str) -> None:
 
 
 def test_message_stream_helper_gathers_the_answer(claude: Anthropic, model: str) -> None:
-    with claude.messages.stream(model=model, max_tokens=100, messages=[HELLO], **GREEDY) as stream:
+    with claude.messages.stream(
+        model=model, max_tokens=32000, messages=[HELLO], **GREEDY
+    ) as stream:
         texts = list(stream.text_stream)
         final = stream.get_final_message()
 

@@ -65,7 +65,7 @@ def test_content_read_from_events_is_the_whole_content(size: int, streams_argume
 
     events = pushed(made, TEXT, size, ChoiceEnd("stop"))
 
-    assert values(made.blocks) == BLOCKS  # type: ignore[arg-type]
+    assert values(made.blocks) == BLOCKS
     assert accumulated(events) == made.blocks
     assert made.blocks[0]["signature"]
     assert made.blocks[2]["id"] != made.blocks[3]["id"]
@@ -113,7 +113,7 @@ def test_input_is_wrapped_when_json_cannot_express_it(arguments: str) -> None:
 
     pushed(made, call, 1000, ChoiceEnd("stop"))
 
-    assert values(made.blocks) == [("tool_use", {"INVALID_JSON": arguments})]  # type: ignore[arg-type]
+    assert values(made.blocks) == [("tool_use", {"INVALID_JSON": arguments})]
     assert JSONResponse(made.blocks).status_code == 200
 
 
