@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from splitserve_client import ClientConfig, UnreadBudget
-from splitserve_common import WebGuard, discovery
+from splitserve_common import WebGuard, discovery, log_context
 from splitserve_gateway.callers import CredentialGate, KnownCallers, TenantConcurrency, identify
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.endpoints import (
@@ -28,6 +28,7 @@ from splitserve_gateway.endpoints import (
     chat,
     completions,
     docs_page,
+    messages,
     models,
     openapi_of,
     ranking,
@@ -36,7 +37,15 @@ from splitserve_gateway.endpoints import (
     vectors,
 )
 from splitserve_gateway.grammars import GrammarChecker
-from splitserve_gateway.http import ApiError, BodyBudget, Exchanges, Guard, invalid, quoted
+from splitserve_gateway.http import (
+    ApiError,
+    BodyBudget,
+    ErrorFormat,
+    Exchanges,
+    Guard,
+    invalid,
+    quoted,
+)
 from splitserve_gateway.sharing import FairSemaphore, Shares
 from splitserve_gateway.upstreams import Fleet
 
@@ -47,6 +56,7 @@ if TYPE_CHECKING:
 _ROUTERS = (
     chat.router,
     responses.router,
+    messages.router,
     completions.router,
     transcriptions.router,
     models.router,
@@ -134,7 +144,12 @@ def build_app(
             allow_origins=config.http_cors_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            expose_headers=("x-request-id", "retry-after", "x-splitserve-ignored-fields"),
+            expose_headers=(
+                "x-request-id",
+                "request-id",
+                "retry-after",
+                "x-splitserve-ignored-fields",
+            ),
         )
     return app
 
@@ -157,12 +172,20 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
             return Response(None, HTTPStatus.NO_CONTENT, headers)
     message = f"{request.method} {quoted(request.scope['path'])}: {error.detail}"
     code = _CODE_OF_STATUS.get(error.status_code)
-    response = ApiError(error.status_code, "invalid_request_error", message, code=code).response()
+    refused = ApiError(error.status_code, "invalid_request_error", message, code=code)
+    response = _response(request, refused)
     response.headers.update(headers)
     return response
 
 
-async def _on_validation_error(_: Request, error: Exception) -> Response:
+async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError), "registered for it"
     first = error.errors()[0]
-    return invalid(str(first["msg"]), str(first["loc"][-1]), "invalid_value").response()
+    refused = invalid(str(first["msg"]), str(first["loc"][-1]), "invalid_value")
+    return _response(request, refused)
+
+
+def _response(request: Request, error: ApiError) -> Response:
+    context = log_context.get()
+    request_id = "" if context is None else context.request_id
+    return error.response(ErrorFormat.of(request.scope["path"]), request_id)

@@ -17,7 +17,7 @@ from tests.clients.stack import ServedModel
 from tests.support.processes.forked import ROOT
 from tests.support.processes.patience import PATIENCE_S, PATIENT
 
-DOCUMENTS = ("README.md", "docs/client.md", "docs/openai.md")
+DOCUMENTS = ("README.md", "docs/client.md", "docs/openai.md", "docs/anthropic.md")
 # Where `make` puts grpcurl. One of the system's own comes first.
 PATH = f"{os.environ['PATH']}:{ROOT / '.tools' / 'clients' / 'bin'}"
 # Nothing but the answer, and a status of 400 or above is a failure.

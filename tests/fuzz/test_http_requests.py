@@ -13,7 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_gateway.schemas import ChatRequest, CompletionRequest, ResponsesRequest
+from splitserve_gateway.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    MessagesRequest,
+    ResponsesRequest,
+)
 from tests.fuzz.mutations import mutated
 from tests.fuzz.running import Running, fuzzing, running
 from tests.support.processes.gateway import (
@@ -28,11 +33,13 @@ SCHEMAS: dict[str, Any] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
 }
 VALID: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3},
     "/v1/completions": {"prompt": "one two", "max_tokens": 3},
     "/v1/responses": {"input": "one two", "max_output_tokens": 3},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3},
     "/tokenize": {"prompt": "one two"},
     "/detokenize": {"tokens": [1, 2]},
 }

@@ -134,6 +134,8 @@ async def test_request_is_aborted_when_client_leaves_without_an_executor(
         ("encode", "/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}),
         ("render_chat", "/v1/chat/completions", {**USER, "stream": True}),
         ("render_chat", "/v1/responses", {"input": "hello"}),
+        ("render_chat", "/v1/messages", {**USER, "max_tokens": 5}),
+        ("render_chat", "/v1/messages/count_tokens", USER),
     ],
 )
 async def test_request_is_aborted_when_client_leaves_during_tokenization(

@@ -20,6 +20,8 @@ BODIES: dict[str, Json] = {
     "/v1/completions": {"prompt": "one", "max_tokens": 1},
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 1},
     "/v1/responses": {"input": "one", "max_output_tokens": 1},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": MESSAGES},
     "/tokenize": {"prompt": "one"},
     "/detokenize": {"tokens": [1]},
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx2
 import openai
 import pytest
@@ -21,6 +22,7 @@ from tests.support.processes.patience import PATIENCE_S
 from tests.support.processes.scheduler_in_process import scheduler_in_process
 from tests.support.security.credentials import KeyRing
 
+MESSAGE: Any = {"role": "user", "content": "one two"}
 COMPLETION: dict[str, Any] = {"prompt": "one two", "max_tokens": 6, "seed": 1}
 
 
@@ -114,6 +116,27 @@ async def test_quota_of_a_tenant_is_no_others(running: Running) -> None:
     assert refused.value.code == "rate_limit_exceeded"
     assert 1 <= int(refused.value.response.headers["retry-after"]) <= 60
     await running.complete(bob)
+
+
+async def test_key_may_come_from_the_client_of_anthropic(running: Running) -> None:
+    alice = running.keys.add("a")
+    asked: Any = {"model": running.model, "max_tokens": 3, "messages": [MESSAGE]}
+    url = url_of(running.server)
+    async with anthropic.AsyncAnthropic(base_url=url, api_key=alice, max_retries=0) as client:
+        running.keys.limits_of["a"] = TenantLimits(requests_per_minute=1)
+        message = await client.messages.create(**asked)
+        with pytest.raises(anthropic.RateLimitError) as refused:
+            await client.messages.create(**asked)
+        with pytest.raises(anthropic.AuthenticationError) as unknown:
+            await client.with_options(api_key="sk-ss-none-none").messages.create(**asked)
+    assert message.usage.output_tokens == 3
+    assert refused.value.error_code == "rate_limit_exceeded"
+    assert unknown.value.type == "authentication_error"
+    tokens = anthropic.AsyncAnthropic(base_url=url, auth_token=alice, max_retries=0)
+    async with tokens as client:
+        assert (await client.messages.count_tokens(model=running.model, messages=[MESSAGE])) == (
+            anthropic.types.MessageTokensCount(input_tokens=message.usage.input_tokens)
+        )
 
 
 async def test_caller_gets_no_further_than_its_tenant_may(running: Running) -> None:

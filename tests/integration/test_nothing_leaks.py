@@ -83,6 +83,7 @@ PATHS = {
     "/v1/chat/completions": "messages",
     "/v1/completions": "prompt",
     "/v1/responses": "input",
+    "/v1/messages": "messages",
     "/tokenize": "messages",
 }
 CHAT, COMPLETIONS, *_ = PATHS

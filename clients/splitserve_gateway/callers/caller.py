@@ -59,19 +59,29 @@ def caller_of(request: Request) -> Caller:
 # -- Credential of an HTTP request -----------------------------------------------------------------
 
 _HEADER = b"authorization"
+_KEY_HEADER = b"x-api-key"
 
 
 def credential_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Returns the credential of the header `Authorization: Bearer`.
+    """Returns the credential of the header `Authorization: Bearer` or `x-api-key`.
 
-    Raises ApiError (401) if the header is missing, repeated or malformed.
+    Raises ApiError (401) if both headers are missing or differ, or one is repeated or malformed.
     """
-    values = [value for name, value in headers if name == _HEADER]
-    if not values:
-        raise caller_unknown("no credential was given; allowed: `Authorization: Bearer CREDENTIAL`")
-    credential = split_bearer(values[0].decode("latin-1"))
-    if len(values) > 1 or not credential:
+    bearers, keys = [], []
+    for name, value in headers:
+        if name == _HEADER:
+            bearers.append(split_bearer(value.decode("latin-1")))
+        elif name == _KEY_HEADER:
+            keys.append(value.decode("latin-1").strip(" \t"))
+    if not bearers and not keys:
+        message = "no credential was given; allowed: `Authorization: Bearer CREDENTIAL` or "
+        raise caller_unknown(f"{message}`x-api-key: CREDENTIAL`")
+    credential = (bearers or keys)[0]
+    if bearers and (len(bearers) > 1 or not credential):
         raise caller_unknown("authorization is invalid; allowed: `Bearer CREDENTIAL`, once")
+    if not credential or keys not in ([], [credential]):
+        message = "x-api-key is invalid; allowed: a credential, once, the same as in authorization"
+        raise caller_unknown(message)
     if not is_credential(credential):
         raise caller_unknown(
             f"the credential has {len(credential)} characters; allowed: at most "

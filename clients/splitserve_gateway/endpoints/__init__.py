@@ -2,6 +2,7 @@
 
 from splitserve_gateway.endpoints.chat import ChatChoice
 from splitserve_gateway.endpoints.context import Gateway
+from splitserve_gateway.endpoints.messages import MessageContent
 from splitserve_gateway.endpoints.models import router
 from splitserve_gateway.endpoints.openapi import docs_page, openapi_of
 from splitserve_gateway.endpoints.responses import ResponseOutput
@@ -18,6 +19,7 @@ __all__ = [
     "ChatChoice",
     "CompletionLogprobs",
     "Gateway",
+    "MessageContent",
     "ResponseOutput",
     "TokenNames",
     "chat_logprobs",

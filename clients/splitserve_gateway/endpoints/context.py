@@ -16,9 +16,9 @@ from splitserve_gateway.callers import ANYBODY, Caller, caller_of
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.generation import RequestedAdapter, Serving
 from splitserve_gateway.grammars import GrammarChecker
-from splitserve_gateway.http import BodyBudget, Exchanges, read_body
+from splitserve_gateway.http import BodyBudget, Exchanges, read_body, too_many_requests
 from splitserve_gateway.schemas import ApiRequest
-from splitserve_gateway.sharing import FairSemaphore
+from splitserve_gateway.sharing import FairSemaphore, TooManyWait
 from splitserve_gateway.upstreams import Fleet, Upstream
 
 Schema = TypeVar("Schema", bound=ApiRequest)
@@ -84,6 +84,30 @@ class Gateway:
             model = None
         upstream, served = self.fleet.choose(model, allowed, prefers=prefers)
         return Serving(upstream, served, self.config, self.checker, self.caller, adapter)
+
+    async def listed(
+        self, model: str | None, prefers: Callable[[Model], bool] | None = None
+    ) -> Serving:
+        """Chooses like `choose`, but only models and adapters that are listed. Raises ApiError."""
+        serving = await self.choose(model, prefers)
+        if serving.adapter is not None and not serving.adapter.is_listed:
+            raise serving.adapter.unknown()
+        return serving
+
+    @asynccontextmanager
+    async def tokenizer_turn(self, *, is_small: bool) -> AsyncIterator[None]:
+        """Holds a place in the tokenizer's threads, in turns of tenants; small texts need no place.
+
+        A holder never waits for schedulers. Raises ApiError if too many texts wait.
+        """
+        if is_small:
+            yield
+            return
+        try:
+            async with self.tokenizing.place(self.caller.party):
+                yield
+        except TooManyWait as error:
+            raise too_many_requests("too many texts wait for the tokenizer") from error
 
     async def _find_adapter(
         self, name: str, models: Sequence[str]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 from fastapi import APIRouter
 from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from splitserve_client import Adapter, Model
-from splitserve_gateway.endpoints.context import Gateway, gateway_of
+from splitserve_gateway.endpoints.context import gateway_of
 from splitserve_gateway.endpoints.shapes import with_notes
 from splitserve_gateway.generation import (
     SMALL_SIZE,
@@ -21,9 +18,8 @@ from splitserve_gateway.generation import (
     tokenizer_of,
     tools_of,
 )
-from splitserve_gateway.http import invalid, model_unknown, too_many_requests
+from splitserve_gateway.http import invalid, model_unknown
 from splitserve_gateway.schemas import DetokenizeRequest, TokenizeRequest
-from splitserve_gateway.sharing import TooManyWait
 from splitserve_gateway.upstreams import ServedByScheduler
 
 # -- Models: `GET /v1/models` and `GET /v1/models/{id}` --------------------------------------------
@@ -110,18 +106,10 @@ async def tokenize(request: Request) -> Response:
     async with gateway.reading(request, TokenizeRequest) as body:
         if (body.prompt is None) == (body.messages is None):
             raise invalid("one of prompt and messages is required", "prompt")
-        served = await _served(gateway, body.model)
+        served = (await gateway.listed(body.model)).served
         is_small = body.messages is None and len(body.prompt or "") <= SMALL_SIZE
-        async with _turn(gateway, is_small):
+        async with gateway.tokenizer_turn(is_small=is_small):
             return await _tokenize(served, body)
-
-
-async def _served(gateway: Gateway, model: str | None) -> ServedByScheduler:
-    """Returns a model by its name or by the name of a listed adapter. Raises ApiError."""
-    serving = await gateway.choose(model)
-    if serving.adapter is not None and not serving.adapter.is_listed:
-        raise serving.adapter.unknown()
-    return serving.served
 
 
 async def _tokenize(served: ServedByScheduler, body: TokenizeRequest) -> Response:
@@ -154,8 +142,8 @@ async def detokenize(request: Request) -> Response:
     """Returns the text of token ids, with special tokens unless they are to be skipped."""
     gateway = gateway_of(request)
     async with gateway.reading(request, DetokenizeRequest) as body:
-        served = await _served(gateway, body.model)
-        async with _turn(gateway, len(body.tokens) <= SMALL_SIZE):
+        served = (await gateway.listed(body.model)).served
+        async with gateway.tokenizer_turn(is_small=len(body.tokens) <= SMALL_SIZE):
             return await _detokenize(served, body)
 
 
@@ -171,19 +159,3 @@ async def _detokenize(served: ServedByScheduler, body: DetokenizeRequest) -> Res
         return Response(to_json({"prompt": text}), media_type="application/json")
 
     return await run_off_loop(tokenizer, len(body.tokens), answer)
-
-
-@asynccontextmanager
-async def _turn(gateway: Gateway, is_small: bool) -> AsyncIterator[None]:
-    """Holds a place in the tokenizer's threads, in turns of tenants; small texts need no place.
-
-    A holder never waits for schedulers. Raises ApiError if too many texts wait.
-    """
-    if is_small:
-        yield
-        return
-    try:
-        async with gateway.tokenizing.place(gateway.caller.party):
-            yield
-    except TooManyWait as error:
-        raise too_many_requests("too many texts wait for the tokenizer") from error

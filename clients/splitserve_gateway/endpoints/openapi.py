@@ -13,14 +13,16 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from splitserve_gateway.http import is_about_health
+from splitserve_gateway.http import ErrorFormat, is_about_health
 from splitserve_gateway.schemas import (
     ChatRequest,
     ClassifyRequest,
     CompletionRequest,
+    CountTokensRequest,
     DetokenizeRequest,
     EmbeddingRequest,
     LoadAdapterRequest,
+    MessagesRequest,
     PoolingRequest,
     RerankRequest,
     ResponsesRequest,
@@ -35,6 +37,8 @@ _BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
     "/v1/embeddings": EmbeddingRequest,
     "/v1/rerank": RerankRequest,
     "/rerank": RerankRequest,
@@ -57,7 +61,9 @@ _FORMS: dict[str, type[BaseModel]] = {
 _FILE = {"type": "string", "format": "binary"}
 _REF = "#/components/schemas/{model}"
 _ERROR = "Error"
+_ANTHROPIC_ERROR = "AnthropicError"
 _CREDENTIAL = "bearerAuth"
+_KEY = "apiKeyAuth"
 _NULLABLE_TEXT = {"type": ["string", "null"]}
 _ERROR_SCHEMA = {
     "type": "object",
@@ -73,6 +79,27 @@ _ERROR_SCHEMA = {
                 "code": _NULLABLE_TEXT,
             },
         }
+    },
+}
+_ANTHROPIC_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message", "details"],
+            "properties": {
+                "type": {"type": "string"},
+                "message": {"type": "string"},
+                "details": {
+                    "type": "object",
+                    "required": ["error_code", "param"],
+                    "properties": {"error_code": _NULLABLE_TEXT, "param": _NULLABLE_TEXT},
+                },
+            },
+        },
+        "request_id": {"type": "string"},
     },
 }
 _ERRORS = {
@@ -129,10 +156,11 @@ def _with_bodies(page: dict[str, Any]) -> dict[str, Any]:
         described = definitions["$defs"][form.__name__]
         described["properties"]["file"] = _FILE
         described["required"] = ["file"]
-    page["components"] = {"schemas": {**definitions["$defs"], _ERROR: _ERROR_SCHEMA}}
+    errors = {_ERROR: _ERROR_SCHEMA, _ANTHROPIC_ERROR: _ANTHROPIC_ERROR_SCHEMA}
+    page["components"] = {"schemas": {**definitions["$defs"], **errors}}
     for path, operations in page["paths"].items():
         for operation in operations.values():
-            # Refusals have OpenAI's format and never the status 422 of FastAPI.
+            # Refusals have a client's format and never the status 422 of FastAPI.
             operation["responses"].pop("422", None)
             operation["responses"].update(_errors(path))
             if path in _BODIES:
@@ -148,8 +176,9 @@ def _with_bodies(page: dict[str, Any]) -> dict[str, Any]:
 
 def _need_credentials(page: dict[str, Any]) -> None:
     scheme = {"type": "http", "scheme": "bearer", "description": "An API key or a JWT."}
-    page["components"]["securitySchemes"] = {_CREDENTIAL: scheme}
-    page["security"] = [{_CREDENTIAL: []}]
+    key = {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same."}
+    page["components"]["securitySchemes"] = {_CREDENTIAL: scheme, _KEY: key}
+    page["security"] = [{_CREDENTIAL: []}, {_KEY: []}]
     for path, operations in page["paths"].items():
         if is_about_health(path):
             for operation in operations.values():
@@ -160,7 +189,9 @@ def _errors(path: str) -> dict[str, object]:
     if is_about_health(path):
         return {}
     meanings = {**_ERRORS, **(_BODY_ERRORS if path in _BODIES or path in _FORMS else {})}
-    content = {"application/json": {"schema": {"$ref": _REF.format(model=_ERROR)}}}
+    is_anthropic = ErrorFormat.of(path) is ErrorFormat.ANTHROPIC
+    model = _ANTHROPIC_ERROR if is_anthropic else _ERROR
+    content = {"application/json": {"schema": {"$ref": _REF.format(model=model)}}}
     return {
         status: {"description": meaning, "content": content} for status, meaning in meanings.items()
     }

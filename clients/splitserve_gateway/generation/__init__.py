@@ -28,6 +28,7 @@ from splitserve_gateway.generation.choices import (
     upstream_id,
 )
 from splitserve_gateway.generation.comparisons import Comparison, TextPairs, compare
+from splitserve_gateway.generation.messages import chat_of_messages, message_fields
 from splitserve_gateway.generation.model_kinds import (
     check_generates,
     classifies,
@@ -99,6 +100,7 @@ __all__ = [
     "answer_id",
     "chat_fields",
     "chat_generation",
+    "chat_of_messages",
     "chat_request",
     "check_chars",
     "check_generates",
@@ -115,6 +117,7 @@ __all__ = [
     "encode_prompts",
     "gathered",
     "generates",
+    "message_fields",
     "naming",
     "pooling_of",
     "pools",

@@ -74,6 +74,8 @@ def pooling_of(served: ServedByScheduler) -> Pooling:
         if transcribes(served.model):
             raise invalid(f"{message} {_AUDIO_PATHS}", "model")
         is_chat = served.tokenizer is not None and served.tokenizer.has_chat_template
-        chats = ", POST /v1/chat/completions, POST /v1/responses" if is_chat else ""
+        chats = (
+            ", POST /v1/chat/completions, POST /v1/responses, POST /v1/messages" if is_chat else ""
+        )
         raise invalid(f"{message} POST /v1/completions{chats}", "model")
     return served.model.pooling

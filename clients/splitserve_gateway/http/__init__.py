@@ -1,4 +1,4 @@
-"""HTTP server parts: connections, bounded bodies, errors in OpenAI's format, event streams."""
+"""HTTP server parts: connections, bounded bodies, errors in clients' formats, event streams."""
 
 from splitserve_gateway.http.bodies import (
     FREE_BYTES,
@@ -11,6 +11,7 @@ from splitserve_gateway.http.connection import Connection
 from splitserve_gateway.http.errors import (
     UPSTREAM_REFUSED,
     ApiError,
+    ErrorFormat,
     api_error,
     caller_not_allowed,
     caller_unknown,
@@ -23,13 +24,20 @@ from splitserve_gateway.http.errors import (
     too_many_requests,
     upstream_refused,
 )
-from splitserve_gateway.http.exchange import NAMED_EVENTS, EndedExchange, Exchange, event_stream
+from splitserve_gateway.http.exchange import (
+    MESSAGE_EVENTS,
+    NAMED_EVENTS,
+    EndedExchange,
+    Exchange,
+    event_stream,
+)
 from splitserve_gateway.http.forms import Form, read_form
 from splitserve_gateway.http.guard import Exchanges, Guard, is_about_health, is_for_operators
 from splitserve_gateway.http.listener import Listener, connection_places, origin_of
 
 __all__ = [
     "FREE_BYTES",
+    "MESSAGE_EVENTS",
     "NAMED_EVENTS",
     "UPSTREAM_REFUSED",
     "ApiError",
@@ -37,6 +45,7 @@ __all__ = [
     "BodyShare",
     "Connection",
     "EndedExchange",
+    "ErrorFormat",
     "Exchange",
     "Exchanges",
     "Form",

@@ -1,10 +1,12 @@
-"""Errors in OpenAI's format, and the HTTP error of each client library error.
+"""Errors in OpenAI's and Anthropic's formats, and the HTTP error of each client library error.
 
-{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+OpenAI: {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+Anthropic: {"type": "error", "error": {"type": ..., "message": ...}, "request_id": ...}
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 import math
 from collections.abc import Sequence
@@ -43,11 +45,36 @@ _CODES = {
     "GRAMMAR_INVALID": "invalid_grammar",
     "QUOTA_EXCEEDED": "rate_limit_exceeded",
 }
+_MESSAGES = "/v1/messages"
+# Anthropic's type by status; of other statuses: invalid_request_error.
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 _MAX_QUOTED_CHARS = 120
 # Names of models and adapters in an error.
 _MAX_LISTED = 10
 
 _log = logging.getLogger(__name__)
+
+
+class ErrorFormat(enum.Enum):
+    """Format of an error's body: OpenAI's, or Anthropic's under `/v1/messages`."""
+
+    OPENAI = enum.auto()
+    ANTHROPIC = enum.auto()
+
+    @classmethod
+    def of(cls, path: str) -> ErrorFormat:
+        """Returns the format of errors at `path`."""
+        is_messages = path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
+        return cls.ANTHROPIC if is_messages else cls.OPENAI
 
 
 class ApiError(Exception):
@@ -74,8 +101,15 @@ class ApiError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
 
-    def body(self) -> dict[str, object]:
-        """Returns the JSON object of the error."""
+    def body(
+        self, form: ErrorFormat = ErrorFormat.OPENAI, request_id: str = ""
+    ) -> dict[str, object]:
+        """Returns the JSON object of the error in the format `form`.
+
+        `request_id`: id of the exchange, which Anthropic's format repeats.
+        """
+        if form is ErrorFormat.ANTHROPIC:
+            return self._anthropic_body(request_id)
         error = {
             "message": self.message,
             "type": self.kind,
@@ -84,14 +118,26 @@ class ApiError(Exception):
         }
         return {"error": error}
 
-    def response(self) -> Response:
-        """Returns the HTTP response with the error's status, headers and body."""
+    def _anthropic_body(self, request_id: str) -> dict[str, object]:
+        message = self.message
+        if self.code == "context_length_exceeded":
+            # Claude Code shortens its chat if a message begins with these words.
+            message = f"prompt is too long: {message}"
+        kind = _ANTHROPIC_KINDS.get(self.status, "invalid_request_error")
+        details = {"error_code": self.code, "param": self.param}
+        error = {"type": kind, "message": message, "details": details}
+        return {"type": "error", "error": error, "request_id": request_id}
+
+    def response(self, form: ErrorFormat = ErrorFormat.OPENAI, request_id: str = "") -> Response:
+        """Returns the HTTP response with the error's status, headers and body; see `body`."""
         headers = {}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers["www-authenticate"] = "Bearer"
-        return Response(to_json(self.body()), self.status, headers, "application/json")
+        return Response(
+            to_json(self.body(form, request_id)), self.status, headers, "application/json"
+        )
 
 
 def quoted(text: str) -> str:

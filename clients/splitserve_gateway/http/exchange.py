@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitserve_common import LogContext, log_context
-from splitserve_gateway.http.errors import ApiError, error_of, quoted
+from splitserve_gateway.http.errors import ApiError, ErrorFormat, error_of, quoted
 from splitserve_gateway.tracing import ExchangeTrace, exchange_trace
 
 # Time for a client that does not read to take the last event.
@@ -43,7 +43,7 @@ class EndedExchange:
 class Exchange:
     """Runs the application for one request; ends it when the client leaves, or on `end`.
 
-    Any exception becomes an answer in OpenAI's format, or the last event of a stream.
+    Any exception becomes an answer in the format of its path, or the last event of a stream.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Exchange:
         self._raw_receive = receive
         self._raw_send = send
         self._id = f"req_{secrets.token_hex(16)}".encode()
+        self._form = ErrorFormat.of(scope["path"])
         self._task: asyncio.Task[object] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._error: ApiError | None = None
@@ -105,7 +106,8 @@ class Exchange:
         try:
             async with asyncio.timeout(_LAST_WORDS_S):
                 if not self._has_started:
-                    await error.response()(self._scope, self._raw_receive, self._send)
+                    response = error.response(self._form, self._id.decode())
+                    await response(self._scope, self._raw_receive, self._send)
                 elif (last_words := self._state.get("last_words")) is not None:
                     await self._send({"type": "http.response.body", "body": last_words(error)})
         except TimeoutError:
@@ -145,7 +147,10 @@ class Exchange:
         if message["type"] == "http.response.start":
             self._has_started = True
             self._code = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self._id)]
+            headers = [*message.get("headers", ()), (b"x-request-id", self._id)]
+            if self._form is ErrorFormat.ANTHROPIC:
+                headers.append((b"request-id", self._id))
+            message["headers"] = headers
         elif not message.get("more_body", False):
             self._is_complete = True
         await self._raw_send(message)
@@ -191,11 +196,14 @@ _COMMENT = b": waiting\n\n"
 class EventFormat:
     """Encoding of events. `end`: sent after the last event.
 
-    `is_named`: events are named by `type`.
+    `is_named`: events are named by `type`. `errors`: format of an error as the last event. `idle`:
+    sent during silence after the first event.
     """
 
     end: bytes = b"data: [DONE]\n\n"
     is_named: bool = False
+    errors: ErrorFormat = ErrorFormat.OPENAI
+    idle: bytes = _COMMENT
 
     def encode(self, content: object) -> bytes:
         """Returns the bytes of one event."""
@@ -206,11 +214,19 @@ class EventFormat:
 
     def last_words(self, error: ApiError) -> bytes:
         """Returns the last bytes of a stream that fails."""
-        return self.encode(error.body()) + self.end
+        context = log_context.get()
+        request_id = "" if context is None else context.request_id
+        return self.encode(error.body(self.errors, request_id)) + self.end
 
 
 PLAIN_EVENTS = EventFormat()
 NAMED_EVENTS = EventFormat(end=b"", is_named=True)
+MESSAGE_EVENTS = EventFormat(
+    end=b"",
+    is_named=True,
+    errors=ErrorFormat.ANTHROPIC,
+    idle=b'event: ping\ndata: {"type": "ping"}\n\n',
+)
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -222,8 +238,8 @@ async def event_stream(
     """Returns a response that streams `events` as JSON, then `[DONE]`.
 
     Waits up to `silence_s` for the first event, so a refusal gets its own status. Sends a comment
-    after each `silence_s` without data. Raises exceptions that precede the first event. Closes
-    `events` in every case.
+    (later the format's `idle`) after each `silence_s` without data. Raises exceptions that precede
+    the first event. Closes `events` in every case.
     """
     first = asyncio.ensure_future(anext(events))
     try:
@@ -273,6 +289,7 @@ class EventStream(StreamingResponse):
         """Sends the events; returns the bytes that end the stream."""
         try:
             await sender.send(self._form.encode(await self._first))
+            sender.idle = self._form.idle
             async for event in self._events:
                 await sender.send(self._form.encode(event))
         except StopAsyncIteration:
@@ -284,9 +301,10 @@ class EventStream(StreamingResponse):
 
 
 class _Sender:
-    """Sends data, and a comment after each period of silence."""
+    """Sends data, and `idle` (at first a comment) after each period of silence."""
 
     def __init__(self, send: Send, silence_s: float) -> None:
+        self.idle = _COMMENT
         self._send = send
         self._silence_s = silence_s
         self._loop = asyncio.get_running_loop()
@@ -317,7 +335,7 @@ class _Sender:
     def _look(self) -> None:
         silent_s = self._loop.time() - self._last_s
         if silent_s >= self._silence_s and not self._is_sending:
-            self._comment = asyncio.create_task(self.send(_COMMENT))
+            self._comment = asyncio.create_task(self.send(self.idle))
             silent_s = 0.0
         again_s = max(self._silence_s - silent_s, self._silence_s / 10)
         self._timer = self._loop.call_later(again_s, self._look)

@@ -85,14 +85,14 @@ STRUCTURED_OUTPUTS: Json = _or_null(
 MAX_TOOLS = 128
 
 _Mode = Literal["auto", "required"]
-_NewName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,128}$", examples=["get_weather"])]
+NewName = Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,128}$", examples=["get_weather"])]
 _Word = Literal["none", "auto", "required"]
 
 
 class FunctionDefinition(ApiRequest):
     """Function that the model may call. `parameters`: a JSON Schema."""
 
-    name: _NewName
+    name: NewName
     description: str | None = None
     parameters: FreeObject | None = None
     strict: bool | None = None
@@ -157,7 +157,7 @@ class ResponseTool(ApiRequest):
     """Function tool of a response. Tools that a server would run are not supported."""
 
     type: Literal["function"]
-    name: _NewName
+    name: NewName
     description: str | None = None
     parameters: FreeObject | None = None
     strict: bool | None = None

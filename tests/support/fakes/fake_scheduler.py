@@ -48,8 +48,13 @@ class FakeSequence:
     """Sequence that ends with a stop token or at its maximum length."""
 
     def __init__(
-        self, request: api.GenerateRequest, index: int, resume_token_ids: Sequence[int]
+        self,
+        request: api.GenerateRequest,
+        index: int,
+        resume_token_ids: Sequence[int],
+        output: Sequence[int] = (),
     ) -> None:
+        self._output = output
         self._request = request
         self._seed = sequence_seed(request.sampling_params.seed, index)
         self.index = index
@@ -58,7 +63,8 @@ class FakeSequence:
     @property
     def reason(self) -> api.FinishReason | None:
         params = self._request.sampling_params
-        if self.token_ids and self.token_ids[-1] in params.stop_token_ids:
+        is_said = self._output and len(self.token_ids) == len(self._output)
+        if is_said or (self.token_ids and self.token_ids[-1] in params.stop_token_ids):
             return api.FINISH_REASON_STOP
         return api.FINISH_REASON_LENGTH if len(self.token_ids) >= params.max_tokens else None
 
@@ -74,7 +80,9 @@ class FakeSequence:
 
     def step(self) -> api.TokenChunk:
         prompt = self._request.prompt_token_ids
-        self.token_ids.append(token_at(prompt, self._seed, len(self.token_ids)))
+        position = len(self.token_ids)
+        computed = token_at(prompt, self._seed, position)
+        self.token_ids.append(self._output[position] if self._output else computed)
         return self.chunk(self.token_ids[-1:])
 
     def chunk(self, token_ids: Sequence[int]) -> api.TokenChunk:
@@ -96,7 +104,7 @@ class FakeSequence:
         return finish
 
 
-def make_sequences(request: api.GenerateRequest) -> list[FakeSequence]:
+def make_sequences(request: api.GenerateRequest, output: Sequence[int] = ()) -> list[FakeSequence]:
     """The sequences of `request`. Raises DomainError where it is resumed as it may not be."""
     params = request.sampling_params
     num_sequences = max(params.n or 1, params.best_of, params.beam_search.width)
@@ -107,7 +115,8 @@ def make_sequences(request: api.GenerateRequest) -> list[FakeSequence]:
         if has_several_sequences(params):
             raise DomainError("SAMPLING_PARAMS_INVALID", "resume_token_ids is not allowed here")
         resumed = {0: request.resume_token_ids}
-    return [FakeSequence(request, i, resumed.get(i, ())) for i in range(num_sequences)]
+    indices = range(num_sequences)
+    return [FakeSequence(request, i, resumed.get(i, ()), output) for i in indices]
 
 
 def choose_best(
@@ -207,7 +216,10 @@ class FakeScheduler(
     before_request: Callable[[scheduler_pb2.GenerateRequest], None] = lambda request: None
     before_abort: Callable[[], None] = lambda: None
     before_model: Callable[[], None] = lambda: None
+    # Outputs of the next requests, instead of computed ones; each ends as by a stop token.
+    outputs: list[Sequence[int]] = field(default_factory=list)
     tokenizer_files: dict[str, bytes] = field(default_factory=dict)
+    max_model_len: int = 128
     name: str = "fake"
     model_digest: str = "00ff"
     default_sampling_params: scheduler_pb2.SamplingParams | None = None
@@ -320,7 +332,7 @@ class FakeScheduler(
             await self._next_token()
             yield scheduler_pb2.GenerateResponse(finish=finish)
             return
-        sequences = make_sequences(request)
+        sequences = make_sequences(request, self.outputs.pop(0) if self.outputs else ())
         if request.sampling_params.HasField("num_prompt_logprobs"):
             is_resumed = any(sequence.token_ids for sequence in sequences)
             for token_id in [] if is_resumed else request.prompt_token_ids[1:]:
@@ -389,7 +401,7 @@ class FakeScheduler(
             digest=self.model_digest,
             dtype="float32",
             vocab_size=VOCAB_SIZE,
-            max_model_len_tokens=128,
+            max_model_len_tokens=self.max_model_len,
             eos_token_ids=[1],
             default_sampling_params=self.default_sampling_params,
             max_message_bytes=self.max_message_bytes,

@@ -12,7 +12,7 @@ import pytest
 
 from splitserve_gateway.app import build_app
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.http import ApiError, invalid
+from splitserve_gateway.http import ApiError, ErrorFormat, invalid
 
 PAGE: dict[str, Any] = build_app(GatewayConfig()).openapi()
 COMPONENTS = {"components": PAGE["components"]}
@@ -35,6 +35,8 @@ def body_schema(path: str) -> dict[str, Any]:
         ("/v1/completions", {"prompt": "a", "frobnicate": 1}, False),
         ("/v1/chat/completions", {"messages": [{"role": "alien", "content": "a"}]}, False),
         ("/detokenize", {}, False),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}, True),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}]}, False),
         ("/v1/embeddings", {"input": ["a", "b"], "dimensions": 5}, True),
         ("/v1/embeddings", {"input": [[1, 2], [3]], "encoding_format": "base64"}, True),
         ("/v1/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}, True),
@@ -69,14 +71,15 @@ def test_page_has_every_reference_and_no_422() -> None:
 
 
 def test_page_closes_every_object_but_those_that_are_free() -> None:
-    schemas = {k: v for k, v in PAGE["components"]["schemas"].items() if k != "Error"}
+    schemas = {k: v for k, v in PAGE["components"]["schemas"].items() if not k.endswith("Error")}
     closed = {"additionalProperties": False}
     assert all(schema.items() >= closed.items() for schema in schemas.values())
     properties = [item for schema in schemas.values() for item in schema["properties"].items()]
     told = ("Refused unless null.", "Accepted and ignored.")
     read = [item for item in properties if item[1].get("description") not in told]
     assert {name for name, schema in read if has_any_keys(schema)} == {
-        "arguments", "chat_template_kwargs", "documents", "parameters",
+        "arguments", "chat_template_kwargs", "documents", "input", "input_schema", "parameters",
+        "schema",
     }  # fmt: skip
 
 
@@ -105,8 +108,9 @@ def test_page_has_the_errors_of_what_answers_requests(path: str) -> None:
         for error in errors.values():
             schema = {**error["content"]["application/json"]["schema"], **COMPONENTS}
             validator = jsonschema.Draft202012Validator(schema)
-            validator.validate(ApiError(400, "invalid_request_error", "wrong").body())
-            validator.validate(invalid("wrong", "prompt").body())
+            form = ErrorFormat.of(path)
+            validator.validate(ApiError(400, "invalid_request_error", "wrong").body(form, "req_1"))
+            validator.validate(invalid("wrong", "prompt").body(form, "req_1"))
             assert not validator.is_valid({"message": "wrong"})
 
 
@@ -128,8 +132,10 @@ async def test_page_says_where_a_credential_is_needed(tmp_path: Path) -> None:
     key_file.write_text("the-key-of-the-gateway")
     app = build_app(GatewayConfig(gateway_key_file=key_file))
     page = app.openapi()
-    scheme = page["components"]["securitySchemes"]["bearerAuth"]
-    assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+    schemes = page["components"]["securitySchemes"]
+    assert schemes["bearerAuth"].items() >= {"type": "http", "scheme": "bearer"}.items()
+    assert schemes["apiKeyAuth"].items() >= {"in": "header", "name": "x-api-key"}.items()
+    assert page["security"] == [{"bearerAuth": []}, {"apiKeyAuth": []}]
     transport = httpx2.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
@@ -139,7 +145,7 @@ async def test_page_says_where_a_credential_is_needed(tmp_path: Path) -> None:
             for method, operation in operations.items():
                 needed = operation.get("security", page["security"])
                 answer = await client.request(method, path)
-                assert (answer.status_code == 401) == (needed == [{"bearerAuth": []}]), path
+                assert (answer.status_code == 401) == (len(needed) == 2), path
 
 
 def test_page_asks_for_no_credential_where_nobody_needs_one() -> None:

@@ -60,6 +60,36 @@ def test_what_cannot_be_a_credential_is_refused(values: tuple[bytes, ...], probl
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.parametrize(
+    ("headers", "credential"),
+    [
+        ([(b"x-api-key", b"a")], "a"),
+        ([(b"x-api-key", b"a"), (b"authorization", b"Bearer a")], "a"),
+    ],
+)
+def test_credential_may_be_in_the_header_of_anthropic(
+    headers: list[tuple[bytes, bytes]], credential: str
+) -> None:
+    assert credential_of([HOST, *headers]) == credential
+
+
+@pytest.mark.parametrize(
+    ("headers", "problem"),
+    [
+        ([(b"x-api-key", b"")], "x-api-key is invalid"),
+        ([(b"x-api-key", b"a"), (b"x-api-key", b"a")], "x-api-key is invalid"),
+        ([(b"x-api-key", b"a"), (b"authorization", b"Bearer b")], "the same as in authorization"),
+        ([(b"x-api-key", b"a"), (b"authorization", b"Basic a")], "authorization is invalid"),
+        ([(b"x-api-key", b"a b")], "3 characters"),
+    ],
+)
+def test_credential_in_two_headers_is_refused_when_they_differ(
+    headers: list[tuple[bytes, bytes]], problem: str
+) -> None:
+    with pytest.raises(ApiError, match=problem):
+        credential_of([HOST, *headers])
+
+
 MEMORY = Memory(
     known_s=5.0, unknown_s=1.0, max_known=2, max_unknown=2, max_lookups=2, max_waiting=0
 )

@@ -6,13 +6,23 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from splitserve_client import RequestFailed
 from splitserve_common import JsonFormatter
-from splitserve_gateway.http import Exchange, api_error, event_stream, origin_of
+from splitserve_gateway.http import (
+    MESSAGE_EVENTS,
+    Exchange,
+    Exchanges,
+    Guard,
+    api_error,
+    event_stream,
+    invalid,
+    origin_of,
+)
 from splitserve_gateway.tracing import GatewayTraces
 from splitserve_tracing import TraceConfig
 from splitserve_tracing.tracing import Tracing
@@ -78,6 +88,63 @@ async def test_no_comment_is_sent_while_events_come() -> None:
 
     assert len(pieces) == 51
     assert COMMENT not in pieces
+
+
+async def test_pings_are_sent_while_no_more_comes_of_a_message() -> None:
+    events_asked = asyncio.Event()
+    pieces: list[bytes] = []
+    ping = b'event: ping\ndata: {"type": "ping"}\n\n'
+
+    async def events() -> AsyncGenerator[object, None]:
+        yield {"type": "message_start"}
+        await events_asked.wait()
+        raise invalid("no more")
+
+    async def send(message: Message) -> None:
+        pieces.append(message.get("body", b""))
+        if pieces[-2:] == [ping] * 2:
+            events_asked.set()
+
+    async def receive() -> Message:
+        raise AssertionError("a stream of events reads nothing")
+
+    async with asyncio.timeout(240):
+        response = await event_stream(events(), MESSAGE_EVENTS, SOON_S)
+        await response({"type": "http"}, receive, send)
+
+    told = [piece for piece in pieces if piece not in (b"", ping)]
+    assert told[0] == b'event: message_start\ndata: {"type":"message_start"}\n\n'
+    assert told[1].startswith(b'event: error\ndata: {"type":"error","error":{"type":"invalid_requ')
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "is_anthropic"),
+    [
+        ("/v1/messages", True),
+        ("/v1/messages/count_tokens", True),
+        ("/v1/messages2", False),
+        ("/v1/chat/completions", False),
+    ],
+)
+async def test_refusal_before_the_application_has_the_shape_of_the_path(
+    path: str, is_anthropic: bool
+) -> None:
+    sent: list[Message] = []
+    exchanges = Exchanges(0, 60.0)
+    unused: Any = None
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await Guard(unused, exchanges)({**SCOPE, "path": path}, unused, send)
+
+    headers = dict(sent[0]["headers"])
+    content = json.loads(sent[1]["body"])
+    assert sent[0]["status"] == 429
+    assert content["error"]["type"] == "rate_limit_error"
+    assert (b"request-id" in headers) == is_anthropic
+    assert content.get("request_id", "").encode() == headers.get(b"request-id", b"")
 
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
