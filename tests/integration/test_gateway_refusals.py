@@ -283,7 +283,7 @@ OF_ONE_ENDPOINT: dict[str, list[tuple[Json, str]]] = {
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"input": user([{"type": "input_image"}])}, "input.0.content.0.type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
     ],
 }
 CASES = [

@@ -140,6 +140,8 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         response_format=_response_format(body),
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
         chat_template_kwargs=body.chat_template_kwargs,
+        enable_thinking=body.enable_thinking,
+        thinking=body.thinking,
     )
 
 
@@ -211,7 +213,8 @@ def _text(content: Content) -> str:
 
 
 def _tool(tool: ResponseTool) -> ChatTool:
-    fields = {name: getattr(tool, name) for name in FunctionDefinition.model_fields}
+    names = ("name", "description", "parameters", "strict")
+    fields = {name: getattr(tool, name) for name in names}
     return ChatTool(type="function", function=FunctionDefinition.model_construct(**fields))
 
 

@@ -403,8 +403,8 @@ def _object(field: str, value: object) -> Mapping[str, object]:
 
 
 def _only(field: str, form: Mapping[str, object], known: tuple[str, ...]) -> None:
-    for key in form:
-        if key not in known:
+    for key, value in form.items():
+        if key not in known and value is not None:
             raise GrammarRefused(f"{field}.{key[:64]}", "is an unknown field")
 
 

@@ -15,6 +15,7 @@ from splitserve_gateway.schemas import (
     ChatToolChoice,
     ChatToolName,
     FunctionDefinition,
+    ignored_names,
 )
 from splitserve_grammars.llguidance_text import OPTIONS_KEY
 from splitserve_text import (
@@ -27,6 +28,8 @@ from splitserve_text import (
     Regex,
     ToolCallFormat,
 )
+
+_NOT_SHOWN = ignored_names(FunctionDefinition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,8 @@ def _tools(listed: Sequence[ChatTool]) -> tuple[Tool, ...]:
 def _tool(field: str, function: FunctionDefinition) -> Tool:
     field = f"{field}.parameters"
     parameters = _parameters(field, function.parameters)
-    fields = {name: getattr(function, name) for name in FunctionDefinition.model_fields}
+    names = (name for name in FunctionDefinition.model_fields if name not in _NOT_SHOWN)
+    fields = {name: getattr(function, name) for name in names}
     form = {name: value for name, value in fields.items() if value is not None}
     return Tool(
         name=function.name,

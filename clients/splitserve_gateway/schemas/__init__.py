@@ -2,6 +2,7 @@
 
 from splitserve_gateway.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from splitserve_gateway.schemas.base import (
+    IGNORES_UNKNOWN,
     ApiRequest,
     SchedulingFields,
     StreamOptions,
@@ -15,6 +16,7 @@ from splitserve_gateway.schemas.chat import (
     DetokenizeRequest,
     FunctionCall,
     RefusalPart,
+    ThinkingFields,
     TokenizeRequest,
     ToolCall,
 )
@@ -58,6 +60,7 @@ from splitserve_gateway.schemas.vectors import (
 
 __all__ = [
     "GRAMMAR_FIELDS",
+    "IGNORES_UNKNOWN",
     "AllowedChatChoice",
     "AllowedChatTools",
     "ApiRequest",
@@ -92,6 +95,7 @@ __all__ = [
     "SchedulingFields",
     "ScoreRequest",
     "StreamOptions",
+    "ThinkingFields",
     "TokenizeRequest",
     "ToolCall",
     "TranscriptFormat",

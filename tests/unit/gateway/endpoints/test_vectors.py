@@ -119,7 +119,7 @@ async def test_long_input_is_cut_to_the_model_or_refused(
 
     error = await gateway.refusal(PATH, "embedder", input=[[1], given] if first == 2 else given)
     assert error["code"] == "context_length_exceeded"
-    assert "the model takes at most 128 tokens" in error["message"]
+    assert "This model's maximum context length is 128 tokens" in error["message"]
     assert error["message"].startswith(f"{error['param']} has ")
     assert gateway.prompts("embedder") == []
 
