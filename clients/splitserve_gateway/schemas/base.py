@@ -173,6 +173,11 @@ class ApiRequest(BaseModel):
             self._ignored = sorted(found)
         return self._ignored
 
+    def add_ignored(self, paths: Collection[str]) -> None:
+        """Adds `paths` of parts of fields to the ignored fields."""
+        if paths:
+            self._ignored = sorted({*self.ignored, *paths})
+
     def forget(self, names: Collection[str]) -> None:
         """Sets the fields `names` to None, to free memory. `ignored` still includes their parts."""
         self._ignored = self.ignored
