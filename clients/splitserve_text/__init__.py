@@ -13,6 +13,14 @@ from splitserve_text.answer_reader import (
     ToolCallArguments,
     ToolCallStart,
 )
+from splitserve_text.call_formats import (
+    FORMATS,
+    HERMES,
+    JSON,
+    MISTRAL,
+    ToolCallFormat,
+    tool_calls_of,
+)
 from splitserve_text.chat_template import ChatTemplates, Message, TemplateOptions
 from splitserve_text.detokenizer import Detokenizer, make_detokenizer
 from splitserve_text.errors import (
@@ -22,20 +30,10 @@ from splitserve_text.errors import (
     TokenizerUnavailable,
 )
 from splitserve_text.output_parser import (
-    FORMATS,
-    HERMES,
-    JSON,
-    MISTRAL,
-    MISTRAL_THINK,
-    REASONING_MARKS,
-    THINK,
     OutputFormat,
     OutputParser,
     ParserOptions,
-    ReasoningMarks,
     ReasoningParserName,
-    ReasoningState,
-    ToolCallFormat,
     ToolCallParserName,
 )
 from splitserve_text.output_text import (
@@ -46,6 +44,13 @@ from splitserve_text.output_text import (
     StopStrings,
     TextRules,
     TokenNumbers,
+)
+from splitserve_text.reasoning import (
+    MISTRAL_THINK,
+    REASONING_MARKS,
+    THINK,
+    ReasoningMarks,
+    ReasoningState,
 )
 from splitserve_text.speech import SpeechTask, SpeechTokens
 from splitserve_text.template_limits import TemplateLimits
@@ -153,4 +158,5 @@ __all__ = [
     "VectorTexts",
     "as_prompt",
     "make_detokenizer",
+    "tool_calls_of",
 ]

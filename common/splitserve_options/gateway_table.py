@@ -42,7 +42,13 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         _HTTP,
         _SERVE_GATEWAY,
         "auto",
-        choices=("auto", "hermes", "llama3_json", "mistral", "json", "none"),
+        choices=(
+            "auto", "hermes", "qwen3_coder", "llama3_json", "llama4", "function_tag", "mistral",
+            "deepseek", "deepseek_dsml", "kimi_k2", "glm", "hunyuan", "minimax", "tool_calls_tag",
+            "nemotron", "gemma3", "gemma4", "functiongemma", "phi4_mini", "granite", "command",
+            "command_r", "internlm2", "seed_oss", "lfm2", "olmo3", "apertus", "harmony", "json",
+            "none",
+        ),  # fmt: skip
     ),
     Option(
         "reasoning-parser",
@@ -51,7 +57,10 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         _HTTP,
         _SERVE_GATEWAY,
         "auto",
-        choices=("auto", "think", "mistral", "none"),
+        choices=(
+            "auto", "think", "think_answer", "mistral", "seed", "command", "granite", "gemma4",
+            "kimi_vl", "apriel", "harmony", "none",
+        ),  # fmt: skip
     ),
     Option(
         "max-audio-mib",

@@ -178,6 +178,11 @@ _SPELLINGS = {
 }
 
 
+def is_spelled(tool_call_format: ToolCallFormat) -> bool:
+    """Returns whether a grammar can spell calls in a notation; otherwise they are JSON."""
+    return tool_call_format.name in _SPELLINGS
+
+
 def texts_of(tool_call_format: ToolCallFormat) -> frozenset[str]:
     """Returns the texts around names and arguments in a notation's grammars."""
     spelling = _SPELLINGS[tool_call_format.name]
@@ -209,9 +214,9 @@ def text_and_calls(tools: Sequence[Tool], tool_call_format: ToolCallFormat) -> L
 
     Returns None for a notation in which not every call begins with the opener.
     """
-    opener = tool_call_format.opener
     spelling = _SPELLINGS[tool_call_format.name]
-    if spelling.name[0] != opener:
+    opener = spelling.name[0]
+    if opener not in tool_call_format.openers:
         return None
     rest = replace(spelling, name=spelling.name[1:])
     tail = ANY_TEXT + rf" & ~/(.|\n)*{_regex(opener)}(.|\n)*/"

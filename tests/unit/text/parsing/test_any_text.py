@@ -70,7 +70,6 @@ def written(format_name: str, made: list[tuple[str, str]]) -> str:
     format_name=st.sampled_from(FORMAT_NAMES),
     reasoning=st.sampled_from(["none", "think"]),
     starts_inside=st.booleans(),
-    streams=st.booleans(),
     hidden=st.frozensets(st.sampled_from(FRAGMENTS[:12]), max_size=3),
 )
 @settings(max_examples=NUM_EXAMPLES)
@@ -80,12 +79,10 @@ def test_answer_is_the_same_when_its_text_is_cut_anywhere(
     format_name: str,
     reasoning: str,
     starts_inside: bool,
-    streams: bool,
     hidden: frozenset[str],
 ) -> None:
     options = {
         "starts_in_reasoning": starts_inside,
-        "streams_arguments": streams,
         "hidden": hidden,
     }
     whole = answer(text, format_name, reasoning, **options)
@@ -113,8 +110,7 @@ def test_calls_are_found_as_they_were_made(
     data: st.DataObject, made: list[tuple[str, str]], format_name: str
 ) -> None:
     text = written(format_name, made)
-    streams = data.draw(st.booleans())
-    whole = answer(data.draw(cuts(text)), format_name, streams_arguments=streams)
+    whole = answer(data.draw(cuts(text)), format_name)
 
     assert (whole.calls, whole.content) == (made, "")
 
@@ -139,8 +135,7 @@ def test_what_follows_bare_calls_is_content_whatever_it_is(
     if not is_array:  # what may stand between calls, and then a call, is one
         prose = prose.lstrip(" \n,;{")
     text = written("json" if is_array else "llama3_json", made) + prose
-    streams = data.draw(st.booleans())
-    whole = answer(data.draw(cuts(text)), format_name, streams_arguments=streams)
+    whole = answer(data.draw(cuts(text)), format_name)
 
     assert (whole.calls, whole.content) == (made, "" if prose.isspace() else prose)
 
@@ -166,10 +161,9 @@ def test_prose_beside_bare_calls_stays(
 ) -> None:
     call = '{"name": "add", "parameters": {"a": 1}}'
     expected = text.removeprefix("CALL") if content is None else content
-    for streams in (False, True):
-        whole = answer(list(text.replace("CALL", call)), format_name, streams_arguments=streams)
-        assert whole.calls == [("add", '{"a": 1}')] * num_calls
-        assert whole.content == expected.replace("CALL", call)
+    whole = answer(list(text.replace("CALL", call)), format_name)
+    assert whole.calls == [("add", '{"a": 1}')] * num_calls
+    assert whole.content == expected.replace("CALL", call)
 
 
 @pytest.mark.parametrize(

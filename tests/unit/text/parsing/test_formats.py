@@ -22,7 +22,7 @@ from tests.unit.text.parsing.answers import answer
     ("template", "calls", "reasoning"),
     [
         ("{%- if tools %}<tools>...<tool_call>{{ x }}</tool_call>", "hermes", None),
-        ("<tool_call><function=example>...<think>", "hermes", "think"),
+        ("<tool_call><function=example>...<think>", "qwen3_coder", "think"),
         ("{{ '<think>' }}{% if tools %}<tool_call>", "hermes", "think"),
         ("{%- if '</think>' in content %}", "json", "think"),
         ("{{ '<|python_tag|>' }} ipython", "llama3_json", None),
