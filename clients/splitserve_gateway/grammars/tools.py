@@ -165,17 +165,62 @@ class _Spelling:
     last: tuple[str, ...] = ()
 
 
+_NAME = '{"name": "'
+_ARGUMENTS = '", "arguments": '
+_PARAMETERS = '", "parameters": '
+
+
+def _in_list(opener: str, closer: str) -> _Spelling:
+    """Returns the spelling of a list of JSON objects between two texts."""
+    first, last = (opener, "["), ("]", *([closer] if closer else []))
+    return _Spelling((_NAME,), (_ARGUMENTS,), ("}",), ", ", first, last)
+
+
+_DEEPSEEK = _Spelling(
+    ("<｜tool▁call▁begin｜>",),  # noqa: RUF001
+    ("<｜tool▁sep｜>",),  # noqa: RUF001
+    ("<｜tool▁call▁end｜>",),  # noqa: RUF001
+    "",
+    ("<｜tool▁calls▁begin｜>",),  # noqa: RUF001
+    ("<｜tool▁calls▁end｜>",),  # noqa: RUF001
+)
 _SPELLINGS = {
     "hermes": _Spelling(
-        ("<tool_call>", '\n{"name": "'), ('", "arguments": ',), ("}\n", "</tool_call>"), "\n"
+        ("<tool_call>", f"\n{_NAME}"), (_ARGUMENTS,), ("}\n", "</tool_call>"), "\n"
     ),
-    "llama3_json": _Spelling(('{"name": "',), ('", "parameters": ',), ("}",), "; "),
-    "mistral": _Spelling(
-        ('{"name": "',), ('", "arguments": ',), ("}",), ", ", ("[TOOL_CALLS]", "["), ("]",)
-    ),
+    "llama3_json": _Spelling((_NAME,), (_PARAMETERS,), ("}",), "; "),
+    "llama4": _Spelling((_NAME,), (_PARAMETERS,), ("}",), "; "),
+    "function_tag": _Spelling(("<function=",), (">",), ("</function>",), "\n"),
+    "mistral": _in_list("[TOOL_CALLS]", ""),
     "mistral_args": _Spelling(("[TOOL_CALLS]",), ("[ARGS]",), (), ""),
-    "json": _Spelling(('{"name": "',), ('", "arguments": ',), ("}",), ", ", ("[",), ("]",)),
+    "deepseek": _DEEPSEEK,
+    "deepseek_v3": replace(
+        _DEEPSEEK,
+        name=(*_DEEPSEEK.name, "function", *_DEEPSEEK.arguments),
+        arguments=("\n```json\n",),
+        end=("\n```", *_DEEPSEEK.end),
+        between="\n",
+    ),
+    "kimi_k2": _Spelling(
+        ("<|tool_call_begin|>", "functions."),
+        (":0", "<|tool_call_argument_begin|>"),
+        ("<|tool_call_end|>",),
+        "",
+        ("<|tool_calls_section_begin|>",),
+        ("<|tool_calls_section_end|>",),
+    ),
+    "tool_calls_tag": _in_list("<tool_calls>", "</tool_calls>"),
+    "nemotron": _in_list("<TOOLCALL>", "</TOOLCALL>"),
+    "phi4_mini": _in_list("<|tool_call|>", "<|/tool_call|>"),
+    "granite": _in_list("<|tool_call|>", ""),
+    "lfm2": _in_list("<|tool_call_start|>", "<|tool_call_end|>"),
+    "apertus": _Spelling(
+        ('{"',), ('": ',), ("}",), ", ", ("<|tools_prefix|>", "["), ("]", "<|tools_suffix|>")
+    ),
+    "json": _Spelling((_NAME,), (_ARGUMENTS,), ("}",), ", ", ("[",), ("]",)),
 }
+# Models of these notations know calls in JSON as well.
+_SPELLINGS["qwen3_coder"] = _SPELLINGS["hermes"]
 
 
 def is_spelled(tool_call_format: ToolCallFormat) -> bool:
