@@ -128,21 +128,23 @@ class Reader:
         if (yield from self.one_of((text,))) is None:
             raise NotAsExpected
 
-    def until(self, stops: Stops, write: Callable[[str], None]) -> Reading[str | None]:
+    def until(
+        self, stops: Stops, write: Callable[[str], None], *, leaves_beginning: bool = False
+    ) -> Reading[str | None]:
         """Reads through the first of `stops` and returns the stop; None at the end of the text.
 
         Passes the text before the stop to `write` as soon as it cannot be the beginning of a stop.
+        `leaves_beginning`: at the end of the text, leave the beginning of a stop unread.
         """
         while True:
             match = stops.pattern.search(self._text, self._position) if stops.texts else None
-            if match is not None:
+            end = len(self._text)
+            if not self._has_ended or leaves_beginning:
+                end -= stops.num_held_back(self._text, self._position)
+            if match is not None and (match.start() < end or self._has_ended):
                 end = match.start()
-                if not self._has_ended and stops.may_grow(match.group(), self._text, end):
-                    match = None
-            elif self._has_ended:
-                end = len(self._text)
-            else:
-                end = len(self._text) - stops.num_held_back(self._text, self._position)
+            else:  # what comes next may belong to an earlier or longer stop
+                match = None
             if end > self._position:
                 write(self._text[self._position : end])
             self._position = end
@@ -174,10 +176,6 @@ class Stops:
         self.texts = tuple(sorted(set(texts), key=len, reverse=True))
         self.pattern = re.compile("|".join(re.escape(text) for text in self.texts))
         self._beginnings = {text[:length] for text in self.texts for length in range(1, len(text))}
-
-    def may_grow(self, stop: str, text: str, start: int) -> bool:
-        """Returns whether `stop`, found at `start`, may turn out to begin a longer stop."""
-        return stop in self._beginnings and text[start:] in self._beginnings
 
     def num_held_back(self, text: str, start: int) -> int:
         """Returns how many of the last characters from `start` on may begin a stop."""

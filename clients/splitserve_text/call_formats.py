@@ -370,6 +370,7 @@ _REVEALING = (
     ('"parameters": dictionary of argument name', LLAMA3_JSON),
     ("```tool_c", GEMMA3),
     ("<start_of_turn>", GEMMA3),
+    ("<|im_middle|>", KIMI_K2),
 )
 
 

@@ -16,6 +16,8 @@ _MAX_SCALAR_CHARS = 1024
 _SCALAR_CHARS = re.compile(r"[-+.\w]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _KEY = re.compile(r"[^\s:,\"<>{}\[\]]*")
+_HEX = re.compile("[0-9a-fA-F]+")
+_MAX_CODE = 0x10FFFF
 _HEX_LENGTHS = {"x": 2, "u": 4, "U": 8}
 _SIMPLE_ESCAPES = {
     "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v",
@@ -74,6 +76,20 @@ def read_literal(reader: Reader, dialect: Dialect, write: Write, depth: int = 0)
             raise NotAsExpected
 
 
+def python_as_json(text: str) -> str | None:
+    """Returns the Python literal `text` as JSON; None if it is none."""
+    reader = Reader()
+    reader.feed(text.strip())
+    reader.end()
+    pieces: list[str] = []
+    try:
+        for _ in read_literal(reader, PYTHON, pieces.append):
+            raise AssertionError("the text is complete")
+    except NotAsExpected:
+        return None
+    return "".join(pieces) if reader.is_at_end else None
+
+
 def read_object(
     reader: Reader, dialect: Dialect, write: Write, depth: int = 0
 ) -> Reading[None]:
@@ -84,17 +100,17 @@ def read_object(
     while not (yield from _has_closed(reader, "}")):
         write(separator)
         quote = yield from reader.one_of(dialect.quotes)
+        key = ""
         if quote is not None:
             yield from _read_string(reader, dialect, quote, write)
         else:
             key = yield from reader.take(_KEY)
             if not (key and dialect.has_bare_keys):
                 raise NotAsExpected
-            write(f'"{escaped(key)}"')
         yield from reader.skip_space()
         yield from reader.expect(":")
         yield from reader.skip_space()
-        write(": ")
+        write(": " if quote is not None else f'"{escaped(key)}": ')
         yield from read_literal(reader, dialect, write, depth + 1)
         yield from _separate(reader, "}")
         separator = ", "
@@ -147,7 +163,10 @@ def _read_text(reader: Reader, dialect: Dialect, quote: str, write: Write) -> Re
     def write_text(text: str) -> None:
         write(escaped(text))
 
-    while (stop := (yield from reader.until(stops, write_text))) != quote:
+    while True:
+        stop = yield from reader.until(stops, write_text, leaves_beginning=True)
+        if stop == quote:
+            return
         if stop is None:
             raise NotAsExpected
         yield from _read_escape(reader, write)
@@ -155,25 +174,19 @@ def _read_text(reader: Reader, dialect: Dialect, quote: str, write: Write) -> Re
 
 def _read_escape(reader: Reader, write: Write) -> Reading[None]:
     char = yield from reader.peek()
+    if not char:
+        raise NotAsExpected
     if char in _SIMPLE_ESCAPES:
         reader.skip(1)
         write(escaped(_SIMPLE_ESCAPES[char]))
-    elif char in _HEX_LENGTHS:
-        reader.skip(1)
-        yield from _read_hex(reader, _HEX_LENGTHS[char], write)
-    elif not char:
+        return
+    length = _HEX_LENGTHS.get(char, 0)
+    digits = (yield from reader.peek(1 + length))[1:]
+    if len(digits) < length:
         raise NotAsExpected
+    if length and _HEX.fullmatch(digits) and (code := int(digits, 16)) <= _MAX_CODE:
+        reader.skip(1 + length)
+        # Halves of a pair of surrogates are written as escapes, which JSON joins.
+        write(f"\\u{code:04x}" if 0xD800 <= code <= 0xDFFF else escaped(chr(code)))
     else:  # no escape in Python
         write("\\\\")
-
-
-def _read_hex(reader: Reader, length: int, write: Write) -> Reading[None]:
-    digits = yield from reader.peek(length)
-    if len(digits) < length or not re.fullmatch("[0-9a-fA-F]+", digits):
-        raise NotAsExpected
-    code = int(digits, 16)
-    if code > 0x10FFFF:
-        raise NotAsExpected
-    reader.skip(length)
-    # Halves of a pair of surrogates are written as escapes, which JSON joins.
-    write(f"\\u{code:04x}" if 0xD800 <= code <= 0xDFFF else escaped(chr(code)))

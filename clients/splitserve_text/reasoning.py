@@ -97,19 +97,22 @@ REASONING_MARKS = {
         APRIEL_THINK, THINK_ANSWER, THINK, GRANITE_THINK,
     )
 }  # fmt: skip
-_IN_TEMPLATES = {
-    "harmony": ("<|channel|>",),
-    "gemma4": ("<|channel>", "<channel|>"),
-    "think_answer": ("<answer>", "<response>"),
-}
+# Texts in chat templates that reveal marks, where these are not the marks themselves.
+_REVEALING = {"harmony": ("<|channel|>",), "gemma4": ("<|channel>", "<channel|>")}
+_OF_TOOL_RESULTS = "<minimax:tool_call>"  # the template has wrappers around results of tools
 
 
 def reasoning_of(template: str) -> ReasoningMarks | None:
     """Returns the marks of reasoning that chat template `template` shows; None if it has none."""
     for marks in REASONING_MARKS.values():
-        texts = _IN_TEMPLATES.get(marks.name, (*marks.openers, *marks.closers))
-        if any(text in template for text in texts):
-            has_own = marks.closer in template or marks.opener in template
-            if marks is not THINK_ANSWER or has_own:
-                return marks
+        texts = _REVEALING.get(marks.name, (*marks.openers, *marks.closers))
+        if any(text in template for text in texts) and _may_wrap(template, marks):
+            return marks
     return None
+
+
+def _may_wrap(template: str, marks: ReasoningMarks) -> bool:
+    if marks is not THINK_ANSWER:
+        return True
+    has_wrappers = any(opener in template for opener, _ in marks.wrappers)
+    return has_wrappers and _OF_TOOL_RESULTS not in template

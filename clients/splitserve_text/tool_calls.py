@@ -20,7 +20,14 @@ from splitserve_text.answer_reader import (
     stops_of,
 )
 from splitserve_text.json_reader import is_json, read_string, read_value
-from splitserve_text.literals import PYTHON, Dialect, escaped, read_literal, read_object
+from splitserve_text.literals import (
+    PYTHON,
+    Dialect,
+    escaped,
+    python_as_json,
+    read_literal,
+    read_object,
+)
 
 # Schemas of the tools' parameters by the tools' names.
 ToolSchemas = Mapping[str, Mapping[str, Any]]
@@ -483,18 +490,18 @@ class Arguments:
             calls.writer.call_arguments(escaped(text.removesuffix(held)))
 
         calls.arguments('"')
-        if (yield from calls.reader.until(stops_of(frozenset((end,))), write)) is None:
-            calls.arguments(escaped(held))
+        stops = stops_of(frozenset((end,)))
+        if (yield from calls.reader.until(stops, write, leaves_beginning=True)) is None:
             raise NotAsExpected
         calls.arguments('"')
 
     def _read_value(self, end: str, types: set[str]) -> Reading[None]:
         calls = self.calls
         pieces: list[str] = []
-        stop = yield from calls.reader.until(stops_of(frozenset((end,))), pieces.append)
+        stops = stops_of(frozenset((end,)))
+        stop = yield from calls.reader.until(stops, pieces.append, leaves_beginning=True)
         text = "".join(pieces)
         if stop is None:
-            calls.arguments(text)
             raise NotAsExpected
         text = text.removesuffix("\n") if self.has_lines else text
         calls.arguments(_value_text(text, types))
@@ -511,17 +518,15 @@ def _read_up_to(reader: Reader, stops: str) -> Reading[str]:
     return "".join(pieces)
 
 
-_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
-
-
 def _value_text(text: str, types: set[str]) -> str:
     """Returns the text of a value as JSON. `types`: what its schema allows."""
     is_text = "string" in types and not (text == "null" and "null" in types)
-    word = _PYTHON_WORDS.get(text.strip())
-    if not is_text and word is not None:
-        return word
-    if types and not is_text and len(text) <= _MAX_VALUE_CHARS and is_json(text):
-        return text.strip()
+    if types and not is_text and len(text) <= _MAX_VALUE_CHARS:
+        if is_json(text):
+            return text.strip()
+        # Some templates write values as Python does.
+        if (value := python_as_json(text)) is not None:
+            return value
     return f'"{escaped(text)}"'
 
 
