@@ -48,8 +48,10 @@ class Tokenizer:
         self._texts: dict[bool, TokenTexts] = {}
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> Self:
+    def from_files(cls, files: Mapping[str, bytes], chat_template: str | None = None) -> Self:
         """Builds the tokenizer from `tokenizer.json` and optional other files, by name.
+
+        `chat_template`: source of a chat template in place of the model's own ones.
 
         Raises TokenizerUnavailable if `tokenizer.json` is missing or a file is not readable, and
         ChatTemplateFailed.
@@ -69,9 +71,13 @@ class Tokenizer:
         if _read_json(files, "sentence_bert_config.json").get("do_lower_case") is True:
             with_lower_case(tokenizer)
         sentence_config = _read_json(files, "config_sentence_transformers.json")
+        if chat_template is None:
+            templates = ChatTemplates.from_files(files, config, special_tokens)
+        else:
+            templates = ChatTemplates({"default": chat_template}, special_tokens)
         return cls(
             tokenizer,
-            ChatTemplates.from_files(files, config, special_tokens),
+            templates,
             VectorTexts.from_config(tokenizer, config, sentence_config),
         )
 

@@ -36,6 +36,15 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         metavar="HOST:PORT,...",
     ),
     Option(
+        "chat-template",
+        OptionKind.TEXT,
+        "file with a chat template in Jinja, in place of the models' own ones",
+        _HTTP,
+        _SERVE_GATEWAY,
+        default_text="of the model",
+        metavar="FILE",
+    ),
+    Option(
         "tool-call-parser",
         OptionKind.CHOICE,
         "notation of the model's tool calls (auto: from its chat template)",
