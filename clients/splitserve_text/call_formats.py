@@ -246,9 +246,7 @@ MINIMAX = ToolCallFormat(
 TOOL_CALLS_TAG = ToolCallFormat(
     "tool_calls_tag", ("<tool_calls>",), JsonBody(), ("</tool_calls>",), separators=","
 )
-TOOLCALL_TAG = ToolCallFormat(
-    "nemotron", ("<TOOLCALL>",), JsonBody(), ("</TOOLCALL>",), separators=","
-)
+NEMOTRON = ToolCallFormat("nemotron", ("<TOOLCALL>",), JsonBody(), ("</TOOLCALL>",), separators=",")
 GEMMA4 = ToolCallFormat(
     "gemma4", ("<|tool_call>",), TypedBody(GEMMA), ("<tool_call|>",), markers=('<|"|>',)
 )
@@ -270,9 +268,7 @@ GRANITE = ToolCallFormat(
     separators=",",
 )
 COMMAND = ToolCallFormat("command", ("<|START_ACTION|>",), JsonBody(), ("<|END_ACTION|>",))
-COMMAND_R = ToolCallFormat(
-    "command_r", ("Action: ```json", "Action:```json"), JsonBody(), ("```",)
-)
+COMMAND_R = ToolCallFormat("command_r", ("Action: ```json", "Action:```json"), JsonBody(), ("```",))
 INTERNLM2 = ToolCallFormat(
     "internlm2",
     ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
@@ -331,9 +327,9 @@ FORMATS = {
     each.name: each
     for each in (
         HERMES, QWEN3_CODER, LLAMA3_JSON, LLAMA4, FUNCTION_TAG, MISTRAL, MISTRAL_ARGS, DEEPSEEK,
-        DEEPSEEK_V3, DEEPSEEK_DSML, KIMI_K2, GLM, HUNYUAN, MINIMAX, TOOL_CALLS_TAG, TOOLCALL_TAG, GEMMA4,
-        FUNCTION_GEMMA_CALLS, PHI4_MINI, GRANITE, COMMAND, COMMAND_R, INTERNLM2, SEED_OSS, LFM2,
-        OLMO3, APERTUS, GEMMA3, JSON, HARMONY,
+        DEEPSEEK_V3, DEEPSEEK_DSML, KIMI_K2, GLM, HUNYUAN, MINIMAX, TOOL_CALLS_TAG, NEMOTRON,
+        GEMMA3, GEMMA4, FUNCTION_GEMMA_CALLS, PHI4_MINI, GRANITE, COMMAND, COMMAND_R, INTERNLM2,
+        SEED_OSS, LFM2, OLMO3, APERTUS, JSON, HARMONY,
     )
 }  # fmt: skip
 
@@ -357,7 +353,7 @@ _REVEALING = (
     ("<|tool_call_start|>", LFM2),
     ("<|tools_prefix|>", APERTUS),
     ("<function_calls>", OLMO3),
-    ("<TOOLCALL>", TOOLCALL_TAG),
+    ("<TOOLCALL>", NEMOTRON),
     ("<tool_calls>", TOOL_CALLS_TAG),
     ("<tool_call>", HERMES),
     ("<function=", FUNCTION_TAG),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from splitserve_text.answer_reader import NotAsExpected, Reader, Reading, Stops, stops_of
+from splitserve_text.answer_reader import NotAsExpected, Reader, Reading, stops_of
 from splitserve_text.json_reader import MAX_DEPTH
 
 Write = Callable[[str], None]
@@ -90,9 +90,7 @@ def python_as_json(text: str) -> str | None:
     return "".join(pieces) if reader.is_at_end else None
 
 
-def read_object(
-    reader: Reader, dialect: Dialect, write: Write, depth: int = 0
-) -> Reading[None]:
+def read_object(reader: Reader, dialect: Dialect, write: Write, depth: int = 0) -> Reading[None]:
     """Reads an object like `read_literal`. Raises NotAsExpected."""
     yield from reader.expect("{")
     write("{")

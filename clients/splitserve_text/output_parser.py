@@ -151,7 +151,8 @@ class OutputParser:
 
     - A call is written as it is read, once its name is certain and its arguments begin. Where it is
       malformed, it ends and text follows as content; at the end of the answer it is cut.
-    - Text that looks like a call and never becomes one is content, with its markers. Nothing raises.
+    - Text that looks like a call and never becomes one is content, with its markers. Nothing
+      raises.
     - White space around calls, and right after a marker of reasoning, is dropped.
 
     `num_reasoning_chars`: length of the reasoning at the beginning, with its marks; None until it

@@ -53,9 +53,9 @@ class CallReader:
     `barred`: names of tools that may not be called. `unwritten`: text read since something was
     written; it becomes content if it turns out not to be a call. `opener`: the marker before the
     next call. `is_marked`: a marker announces calls here; without one only calls of known tools
-    count. `is_open`: a call has begun and its
-    arguments are not complete; `is_closing`: they are complete, and notation follows. `is_verbatim`:
-    the arguments of the open call are text of the answer.
+    count. `is_open`: a call has begun and its arguments are not complete; `is_closing`: they are
+    complete, and notation follows. `is_verbatim`: the arguments of the open call are text of the
+    answer.
     """
 
     reader: Reader

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 
+from splitserve_text.answer_reader import ToolCallStart
 from splitserve_text.call_formats import JSON, tool_calls_of
 from splitserve_text.errors import ChatTemplateFailed
 from splitserve_text.output_parser import OutputFormat, OutputParser, ParserOptions
-from splitserve_text.answer_reader import ToolCallStart
 from splitserve_text.tokenizer import Tokenizer
 
 _TOOLS = re.compile(r"\btools\b|\btool_calls\b")
 _NAME = "probename"
 _TOOL = {
     "type": "function",
-    "function": {"name": _NAME, "description": "", "parameters": {"type": "object", "properties": {}}},
+    "function": {
+        "name": _NAME,
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    },
 }
 _USER = {"role": "user", "content": "?"}
 _CALL = {

@@ -8,6 +8,17 @@ _HTTP = "HTTP"
 _GATEWAY: tuple[Command, ...] = ("gateway",)
 _SERVE_GATEWAY: tuple[Command, ...] = ("serve", "gateway")
 
+_TOOL_CALLS = (
+    "auto", "hermes", "qwen3_coder", "llama3_json", "llama4", "function_tag", "mistral", "deepseek",
+    "deepseek_dsml", "kimi_k2", "glm", "hunyuan", "minimax", "tool_calls_tag", "nemotron", "gemma3",
+    "gemma4", "functiongemma", "phi4_mini", "granite", "command", "command_r", "internlm2",
+    "seed_oss", "lfm2", "olmo3", "apertus", "harmony", "json", "none",
+)  # fmt: skip
+_REASONING = (
+    "auto", "think", "think_answer", "mistral", "seed", "command", "granite", "gemma4", "kimi_vl",
+    "apriel", "harmony", "none",
+)  # fmt: skip
+
 GATEWAY_OPTIONS: tuple[Option, ...] = (
     Option(
         "http",
@@ -51,13 +62,7 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         _HTTP,
         _SERVE_GATEWAY,
         "auto",
-        choices=(
-            "auto", "hermes", "qwen3_coder", "llama3_json", "llama4", "function_tag", "mistral",
-            "deepseek", "deepseek_dsml", "kimi_k2", "glm", "hunyuan", "minimax", "tool_calls_tag",
-            "nemotron", "gemma3", "gemma4", "functiongemma", "phi4_mini", "granite", "command",
-            "command_r", "internlm2", "seed_oss", "lfm2", "olmo3", "apertus", "harmony", "json",
-            "none",
-        ),  # fmt: skip
+        choices=_TOOL_CALLS,
     ),
     Option(
         "reasoning-parser",
@@ -66,10 +71,7 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         _HTTP,
         _SERVE_GATEWAY,
         "auto",
-        choices=(
-            "auto", "think", "think_answer", "mistral", "seed", "command", "granite", "gemma4",
-            "kimi_vl", "apriel", "harmony", "none",
-        ),  # fmt: skip
+        choices=_REASONING,
     ),
     Option(
         "max-audio-mib",

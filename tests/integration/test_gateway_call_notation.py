@@ -18,7 +18,7 @@ CHAT = {
     "messages": [{"role": "user", "content": "1?"}],
     "tools": [{"type": "function", "function": TOOL}],
 }
-OWN = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}!"
+OWN = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}!"
 OTHER = "{# <arg_key> #}{% for m in messages %}[{{ m.content }}]{% endfor %}"
 CALL = "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>\n"
 

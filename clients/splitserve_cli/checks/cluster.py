@@ -62,7 +62,14 @@ async def check_tool_calls(read_tokenizer: Callable[[], Awaitable[Tokenizer]]) -
         return []
     meaning = "the gateway reads calls as JSON; calls in another notation reach clients as text"
     remedy = "give the gateway --tool-call-parser, or another --chat-template: docs/openai.md"
-    return [warning("tool calls", "the chat template takes tools but shows no known notation of calls", meaning, remedy)]
+    return [
+        warning(
+            "tool calls",
+            "the chat template takes tools but shows no known notation of calls",
+            meaning,
+            remedy,
+        )
+    ]
 
 
 async def check_executors(

@@ -25,7 +25,9 @@ def _objects(first: str, last: str, between: str = ", ", arguments: str = "argum
     return lambda calls: first + between.join(_object(call, arguments) for call in calls) + last
 
 
-def _each(render: Callable[[Call], str], first: str = "", last: str = "", between: str = "") -> Render:
+def _each(
+    render: Callable[[Call], str], first: str = "", last: str = "", between: str = ""
+) -> Render:
     return lambda calls: first + between.join(map(render, calls)) + last
 
 
@@ -135,9 +137,18 @@ FAMILIES: dict[str, tuple[str, Render]] = {
     "Llama 3.1": ("llama3_json", _objects("", "", "; ", "parameters")),
     "Llama 3.1 with python_tag": ("llama3_json", _objects("<|python_tag|>", "", "; ")),
     "Llama 4": ("llama4", _each(_python, "[", "]", ", ")),
-    "Llama 4 with python_start": ("llama4", _each(_python, "<|python_start|>[", "]<|python_end|>", ", ")),
-    "Llama 4 in JSON": ("llama4", _objects("<|python_start|>", "<|python_end|>", "; ", "parameters")),
-    "Functionary": ("function_tag", _each(lambda call: f"<function={call[0]}>{_json(call[1])}</function>")),
+    "Llama 4 with python_start": (
+        "llama4",
+        _each(_python, "<|python_start|>[", "]<|python_end|>", ", "),
+    ),
+    "Llama 4 in JSON": (
+        "llama4",
+        _objects("<|python_start|>", "<|python_end|>", "; ", "parameters"),
+    ),
+    "Functionary": (
+        "function_tag",
+        _each(lambda call: f"<function={call[0]}>{_json(call[1])}</function>"),
+    ),
     "Mistral v3": ("mistral", _objects("[TOOL_CALLS] [", "]")),
     "Mistral v11, Magistral": (
         "mistral_args",
@@ -181,8 +192,10 @@ FAMILIES: dict[str, tuple[str, Render]] = {
     "FunctionGemma": (
         "functiongemma",
         _each(
-            lambda call: f"<start_function_call>call:{call[0]}{_typed(call[1], '<escape>')}"
-            "<end_function_call>"
+            lambda call: (
+                f"<start_function_call>call:{call[0]}{_typed(call[1], '<escape>')}"
+                "<end_function_call>"
+            )
         ),
     ),
     "Phi-4-mini": ("phi4_mini", _objects("<|tool_call|>[", "]<|/tool_call|>")),
@@ -196,14 +209,20 @@ FAMILIES: dict[str, tuple[str, Render]] = {
     "Command R7B, Command A": ("command", _command),
     "Command R": (
         "command_r",
-        lambda calls: "Action: ```json\n"
-        + json.dumps([{"tool_name": name, "parameters": value} for name, value in calls], indent=4)
-        + "\n```",
+        lambda calls: (
+            "Action: ```json\n"
+            + json.dumps(
+                [{"tool_name": name, "parameters": value} for name, value in calls], indent=4
+            )
+            + "\n```"
+        ),
     ),
     "InternLM 2": (
         "internlm2",
         _each(
-            lambda call: f"<|action_start|><|plugin|>\n{_object(call, 'parameters')}<|action_end|>\n"
+            lambda call: (
+                f"<|action_start|><|plugin|>\n{_object(call, 'parameters')}<|action_end|>\n"
+            )
         ),
     ),
     "Seed-OSS": (
@@ -219,13 +238,16 @@ FAMILIES: dict[str, tuple[str, Render]] = {
     "Apertus": (
         "apertus",
         _each(
-            lambda call: f'{{"{call[0]}": {_json(call[1])}}}', "<|tools_prefix|>[", "]<|tools_suffix|>", ", "
+            lambda call: f'{{"{call[0]}": {_json(call[1])}}}',
+            "<|tools_prefix|>[",
+            "]<|tools_suffix|>",
+            ", ",
         ),
     ),
     "fence of JSON": ("json", lambda calls: f"```json\n[{', '.join(map(_object, calls))}]\n```"),
     "JSON": ("json", _objects("[", "]")),
     "gpt-oss": ("harmony", _each(_harmony)),
-}  # fmt: skip
+}
 
 # Reasoning by the name of its marks.
 REASONED = {

@@ -16,11 +16,10 @@ from tests.unit.text.parsing.answers import answer, make_parser
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))
 WRITTEN_FORMATS = ("hermes", "llama3_json", "mistral", "json")
 FORMAT_NAMES = (*FORMATS, "none")
-MARKERS = sorted({
-    text
-    for each in (*FORMATS.values(), *REASONING_MARKS.values())
-    for text in each.marker_texts
-})  # fmt: skip
+MARKERS = sorted(
+    {text for each in FORMATS.values() for text in each.marker_texts}
+    | {text for each in REASONING_MARKS.values() for text in each.marker_texts}
+)
 FRAGMENTS = [
     "<tool_call>", "</tool_call>", "<function=add>", "</function>", "<parameter=a>",
     "</parameter>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>", "</think>",
@@ -30,9 +29,10 @@ FRAGMENTS = [
     '<invoke name="add">', '<parameter name="a">', "</invoke>", "<arg_key>a</arg_key>",
     "<arg_value>", "</arg_value>", "True", "=", ")", "(",
 ]  # fmt: skip
-texts = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.sampled_from(MARKERS), st.text(max_size=3)), max_size=25).map(
-    "".join
-)
+texts = st.lists(
+    st.one_of(st.sampled_from(FRAGMENTS), st.sampled_from(MARKERS), st.text(max_size=3)),
+    max_size=25,
+).map("".join)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8) | st.sampled_from(FRAGMENTS),
@@ -100,7 +100,9 @@ def test_answer_is_the_same_when_its_text_is_cut_anywhere(
     assert answer(list(text), format_name, reasoning, **options) == whole
 
 
-@given(text=texts, format_name=st.sampled_from([each for each in FORMAT_NAMES if each != "harmony"]))
+@given(
+    text=texts, format_name=st.sampled_from([each for each in FORMAT_NAMES if each != "harmony"])
+)
 @settings(max_examples=NUM_EXAMPLES)
 def test_nothing_is_lost_whatever_the_text(text: str, format_name: str) -> None:
     whole = answer(text, format_name)

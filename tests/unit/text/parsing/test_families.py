@@ -35,7 +35,10 @@ TOOLS: dict[str, Any] = {
 NASTY = 'São "Paulo" {é} [🙂] \\ it\'s\n1; 2, <b>'
 MARKERS = " <tool_call> <|tool_call_end|> [ARGS] ``` <｜tool▁call▁end｜> <think> <|end"  # noqa: RUF001
 CALLS = [
-    ("get_weather", {"city": NASTY, "days": 3, "where": {"lat": -1.5, "names": ["a", {"b": None}]}}),
+    (
+        "get_weather",
+        {"city": NASTY, "days": 3, "where": {"lat": -1.5, "names": ["a", {"b": None}]}},
+    ),
     ("add", {"numbers": [1, [2.5], {"x": '}"]'}], "exact": True, "note": ""}),
     ("stop", {}),
 ]
@@ -127,7 +130,9 @@ def test_reasoning_comes_before_calls_and_content(reasoning: str) -> None:
 
 def test_reasoning_may_come_again_between_calls() -> None:
     name, render = FAMILIES["MiniMax M2"]
-    text = "".join(f"<think>{index}</think>\n\n{render([call])}\n" for index, call in enumerate(CALLS))
+    text = "".join(
+        f"<think>{index}</think>\n\n{render([call])}\n" for index, call in enumerate(CALLS)
+    )
     whole = answer(text, name, "think", tools=TOOLS)
 
     assert (whole.reasoning, values(whole), whole.content) == ("012", CALLS, "")
@@ -139,7 +144,7 @@ def test_reasoning_may_come_again_between_calls() -> None:
         ("think_answer", "<think>\nhm\n</think>\n<answer>\nHi\n</answer>", "Hi\n"),
         ("think_answer", "<think>hm</think><response>Hi</response>", "Hi"),
         ("think_answer", "<answer>\nHi</answer>", "Hi"),
-        ("command", "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>Hi<|END_RESPONSE|>", "Hi"),
+        ("command", "<|START_THINKING|><|END_THINKING|><|START_RESPONSE|>Hi<|END_RESPONSE|>", "Hi"),
         ("command", "<|START_RESPONSE|>Hi<|END_RESPONSE|>", "Hi"),
         ("think", "<answer>Hi</answer>", "<answer>Hi</answer>"),
         ("harmony", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final"
