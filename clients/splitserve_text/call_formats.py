@@ -294,6 +294,13 @@ OLMO3 = ToolCallFormat(
     "olmo3", ("<function_calls>",), PythonBody(), ("</function_calls>",), separators=",;"
 )
 APERTUS = ToolCallFormat("apertus", ("<|tools_prefix|>",), KeyedBody(), ("<|tools_suffix|>",))
+GIGACHAT = ToolCallFormat(
+    "gigachat",
+    ("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>\n"),
+    JsonBody(),
+    ("<|message_sep|>",),
+    markers=("<|role_sep|>",),
+)
 GEMMA3 = ToolCallFormat(
     "gemma3",
     ("```tool_code\n", "```tool_call\n", "```tool_calls\n", "```json\n"),
@@ -329,7 +336,7 @@ FORMATS = {
         HERMES, QWEN3_CODER, LLAMA3_JSON, LLAMA4, FUNCTION_TAG, MISTRAL, MISTRAL_ARGS, DEEPSEEK,
         DEEPSEEK_V3, DEEPSEEK_DSML, KIMI_K2, GLM, HUNYUAN, MINIMAX, TOOL_CALLS_TAG, NEMOTRON,
         GEMMA3, GEMMA4, FUNCTION_GEMMA_CALLS, PHI4_MINI, GRANITE, COMMAND, COMMAND_R, INTERNLM2,
-        SEED_OSS, LFM2, OLMO3, APERTUS, JSON, HARMONY,
+        SEED_OSS, LFM2, OLMO3, APERTUS, GIGACHAT, JSON, HARMONY,
     )
 }  # fmt: skip
 
@@ -337,7 +344,7 @@ FORMATS = {
 _REVEALING = (
     ("<|channel|>", HARMONY),
     ("[TOOL_CALLS]", MISTRAL),
-    (_DSML, DEEPSEEK_DSML),
+    ("｜DSML｜", DEEPSEEK_DSML),  # noqa: RUF001
     ("<｜tool▁call", DEEPSEEK),  # noqa: RUF001
     ("<|tool_call_begin|>", KIMI_K2),
     ("<minimax:tool_call>", MINIMAX),
@@ -349,8 +356,11 @@ _REVEALING = (
     ("<|START_ACTION|>", COMMAND),
     ("Action: ```json", COMMAND_R),
     ("Action:```json", COMMAND_R),
+    ("'Action:' followed by a json-formatted list", COMMAND_R),
+    ("\\'Action:\\' followed by a json-formatted list", COMMAND_R),
     ("<|action_start|>", INTERNLM2),
     ("<|tool_call_start|>", LFM2),
+    ("List of tools: ", LFM2),
     ("<|tools_prefix|>", APERTUS),
     ("<function_calls>", OLMO3),
     ("<TOOLCALL>", NEMOTRON),
@@ -358,6 +368,9 @@ _REVEALING = (
     ("<tool_call>", HERMES),
     ("<function=", FUNCTION_TAG),
     ("<|tool|>", PHI4_MINI),
+    ("functools[", PHI4_MINI),
+    ("<|function_call|>", GIGACHAT),
+    ("<|role_sep|>", GIGACHAT),
     ("<|tool_call|>", GRANITE),
     ("<function_call>", GRANITE),
     ("<|python_start|>", LLAMA4),

@@ -62,6 +62,7 @@ ToolCallParserName = Literal[
     "lfm2",
     "olmo3",
     "apertus",
+    "gigachat",
     "harmony",
     "json",
     "none",

@@ -12,7 +12,7 @@ _TOOL_CALLS = (
     "auto", "hermes", "qwen3_coder", "llama3_json", "llama4", "function_tag", "mistral", "deepseek",
     "deepseek_dsml", "kimi_k2", "glm", "hunyuan", "minimax", "tool_calls_tag", "nemotron", "gemma3",
     "gemma4", "functiongemma", "phi4_mini", "granite", "command", "command_r", "internlm2",
-    "seed_oss", "lfm2", "olmo3", "apertus", "harmony", "json", "none",
+    "seed_oss", "lfm2", "olmo3", "apertus", "gigachat", "harmony", "json", "none",
 )  # fmt: skip
 _REASONING = (
     "auto", "think", "think_answer", "mistral", "seed", "command", "granite", "gemma4", "kimi_vl",

@@ -244,6 +244,17 @@ FAMILIES: dict[str, tuple[str, Render]] = {
             ", ",
         ),
     ),
+    "GigaChat 3": (
+        "gigachat",
+        _each(
+            lambda call: f"<|message_sep|>\n\nfunction call<|role_sep|>\n{_object(call)}"
+            "<|message_sep|>\n\n"
+        ),
+    ),
+    "GigaChat 3.1": (
+        "gigachat",
+        _each(lambda call: f"<|function_call|>{_object(call)}<|message_sep|>\n\n"),
+    ),
     "fence of JSON": ("json", lambda calls: f"```json\n[{', '.join(map(_object, calls))}]\n```"),
     "JSON": ("json", _objects("[", "]")),
     "gpt-oss": ("harmony", _each(_harmony)),
