@@ -219,6 +219,8 @@ _SPELLINGS = {
     ),
     "json": _Spelling((_NAME,), (_ARGUMENTS,), ("}",), ", ", ("[",), ("]",)),
 }
+# Texts that would also begin calls, in another spelling.
+_OTHER_OPENERS = {"qwen3_coder": ("<function=",)}
 # Models of these notations know calls in JSON as well.
 _SPELLINGS["qwen3_coder"] = _SPELLINGS["hermes"]
 
@@ -264,10 +266,11 @@ def text_and_calls(tools: Sequence[Tool], tool_call_format: ToolCallFormat) -> L
     if opener not in tool_call_format.openers:
         return None
     rest = replace(spelling, name=spelling.name[1:])
-    tail = ANY_TEXT + rf" & ~/(.|\n)*{_regex(opener)}(.|\n)*/"
+    others = _OTHER_OPENERS.get(tool_call_format.name, ())
+    openers = "|".join(_regex(each) for each in (opener, *others))
     return Lark(
-        f"start: (opened call)* TAIL\nTAIL: {tail}\n{up_to('opened', opener)}"
-        f"{_call_rules(tools, rest)}"
+        f"start: (OPENED call)* FREE\nFREE: {ANY_TEXT} & ~/(.|\n)*({openers})(.|\n)*/\n"
+        f"OPENED: FREE {quoted(opener)}\n{_call_rules(tools, rest)}"
     )
 
 

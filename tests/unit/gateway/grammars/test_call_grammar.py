@@ -93,7 +93,10 @@ async def test_call_is_spelled_as_models_learnt_it(
     assert not accepts(grammar, "")
 
 
-@pytest.mark.parametrize("format_name", ["hermes", "mistral_args"])
+@pytest.mark.parametrize(
+    "format_name",
+    ["hermes", "mistral_args", "qwen3_coder", "function_tag", "deepseek", "deepseek_v3", "kimi_k2"],
+)
 async def test_strict_tools_keep_their_schemas_when_text_is_free(
     checker: GrammarChecker, format_name: str
 ) -> None:
@@ -105,7 +108,16 @@ async def test_strict_tools_keep_their_schemas_when_text_is_free(
     assert accepts(grammar, "Hello\n{}")
     assert accepts(grammar, f"Hm. {call}\n{call} So.")
     assert not accepts(grammar, f"Hm. {call.replace('1', 'null')}")
-    assert not accepts(grammar, f"Hm. {call[:20]}")
+    assert not accepts(grammar, f"Hm. {call[: call.index(chr(123))]}")
+
+
+async def test_strict_tools_have_no_call_in_another_spelling(checker: GrammarChecker) -> None:
+    use = use_of(tools(strict=True), "auto", None)
+    grammar = await grammar_of(checker, rules("qwen3_coder", use))
+
+    assert accepts(grammar, f"Hm. <function {WRITTEN['qwen3_coder']} <functio")
+    assert not accepts(grammar, "Hm. <function=point>")
+    assert not accepts(grammar, f"Hm. <function=point> {WRITTEN['qwen3_coder']}")
 
 
 @pytest.mark.parametrize("format_name", ["hermes", "mistral_args"])
