@@ -247,8 +247,9 @@ FAMILIES: dict[str, tuple[str, Render]] = {
     "GigaChat 3": (
         "gigachat",
         _each(
-            lambda call: f"<|message_sep|>\n\nfunction call<|role_sep|>\n{_object(call)}"
-            "<|message_sep|>\n\n"
+            lambda call: (
+                f"<|message_sep|>\n\nfunction call<|role_sep|>\n{_object(call)}<|message_sep|>\n\n"
+            )
         ),
     ),
     "GigaChat 3.1": (

@@ -33,6 +33,19 @@ from tests.unit.text.parsing.answers import answer
         ),
         ("[AVAILABLE_TOOLS][TOOL_CALLS] [{", "mistral", None),
         ("[TOOL_CALLS]name[ARGS][THINK]", "mistral_args", "mistral"),
+        ("'<｜tool▁calls▁begin｜>' ... '\\n```json\\n'", "deepseek_v3", None),  # noqa: RUF001
+        ("'<｜tool▁calls▁begin｜>' '<think>'", "deepseek", "think"),  # noqa: RUF001
+        ("{%- set dsml = '｜DSML｜' %}</think>", "deepseek_dsml", "think"),  # noqa: RUF001
+        ("<|tool_call_begin|><|im_middle|>", "kimi_k2", None),
+        ("<tool_call>{name}<arg_key></think>", "glm", "think"),
+        ("'<minimax:tool_call>' <think> <response>", "minimax", "think"),
+        ("<tool_calls> <think> <answer>", "tool_calls_tag", "think_answer"),
+        ("'<seed:tool_call>' '<seed:think>' <function=x>", "seed_oss", "seed"),
+        ("<|tool_call>call: <|channel>", "gemma4", "gemma4"),
+        ("<|START_ACTION|><|START_THINKING|>", "command", "command"),
+        ("<|tool_call|> Here is my thought process:", "granite", "granite"),
+        ("<|start|>assistant<|channel|>", "harmony", "harmony"),
+        ("List of tools: [", "lfm2", None),
         ("{% for message in messages %}{{ message.content }}", "json", None),
     ],
 )
