@@ -216,6 +216,7 @@ DEEPSEEK_DSML = ToolCallFormat(
     TaggedBody(_DSML_TAGS),
     (f"{_END_DSML}function_calls>", f"{_END_DSML}tool_calls>"),
     separators="",
+    markers=("｜DSML｜",),  # noqa: RUF001
 )
 KIMI_K2 = ToolCallFormat(
     "kimi_k2",
@@ -227,7 +228,15 @@ KIMI_K2 = ToolCallFormat(
     separators="",
     markers=("<|tool_call_argument_begin|>",),
 )
-GLM = ToolCallFormat("glm", ("<tool_call>",), KeyValueBody())
+_KEY_VALUE_MARKERS = (
+    "</tool_call>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<tool_sep>",
+)
+GLM = ToolCallFormat("glm", ("<tool_call>",), KeyValueBody(), markers=_KEY_VALUE_MARKERS)
 HUNYUAN = ToolCallFormat(
     "hunyuan",
     ("<tool_calls>", "<tool_call>"),
@@ -235,6 +244,7 @@ HUNYUAN = ToolCallFormat(
     ("</tool_calls>",),
     ("<tool_call>",),
     separators="",
+    markers=_KEY_VALUE_MARKERS,
 )
 MINIMAX = ToolCallFormat(
     "minimax",

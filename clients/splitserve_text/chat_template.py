@@ -42,8 +42,8 @@ class TemplateOptions(TypedDict, total=False):
 class ChatTemplates:
     """Chat templates of a model, by name. Thread-safe.
 
-    `text`: the source of all templates, and the texts of a `response_template`, which describes
-    answers.
+    `text`: the source of all templates, and the texts of the `response_template`.
+    `response_template`: the model's own description of its answers, unchecked; None without one.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class ChatTemplates:
         self._special_tokens = dict(special_tokens)
         sandbox = sandbox or Sandbox()
         self._templates = {name: _Template(sandbox, sources[name]) for name in sources}
+        self.response_template = response_template
         self.text = "\n".join([*sources.values(), *_texts_in(response_template)])
 
     @classmethod

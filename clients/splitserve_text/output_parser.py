@@ -96,12 +96,14 @@ class OutputFormat:
         chat_template: str,
         tool_call_parser: ToolCallParserName = "auto",
         reasoning_parser: ReasoningParserName = "auto",
+        described: OutputFormat | None = None,
     ) -> OutputFormat:
         """Returns the notations by parser name; `auto` detects them by the chat template.
 
-        With `auto`, calls are JSON if the template shows no notation of calls.
+        With `auto`, notations that the template does not show are those of `described`, and calls
+        are JSON otherwise.
         """
-        return _output_format(chat_template, tool_call_parser, reasoning_parser)
+        return _output_format(chat_template, tool_call_parser, reasoning_parser, described)
 
     @property
     def marker_texts(self) -> frozenset[str]:
@@ -113,16 +115,19 @@ class OutputFormat:
 
 @functools.lru_cache(maxsize=64)
 def _output_format(
-    template: str, tool_call_parser: ToolCallParserName, reasoning_parser: ReasoningParserName
+    template: str,
+    tool_call_parser: ToolCallParserName,
+    reasoning_parser: ReasoningParserName,
+    described: OutputFormat | None,
 ) -> OutputFormat:
     tool_calls = FORMATS.get(tool_call_parser)
     if tool_call_parser == "auto":
-        tool_calls = tool_calls_of(template) or JSON
+        tool_calls = tool_calls_of(template) or (described and described.tool_calls) or JSON
     elif tool_calls is not None and tool_calls is not HERMES:
         tool_calls = spelled_in(template, tool_calls)
     reasoning = REASONING_MARKS.get(reasoning_parser)
     if reasoning_parser == "auto":
-        reasoning = reasoning_of(template)
+        reasoning = reasoning_of(template) or (described and described.reasoning)
     return OutputFormat(tool_calls, reasoning)
 
 

@@ -15,6 +15,8 @@ from splitserve_common import parse_json
 from splitserve_text.chat_template import ChatTemplates, Message, TemplateOptions
 from splitserve_text.detokenizer import Detokenizer, make_detokenizer
 from splitserve_text.errors import ChatTemplateFailed, InvalidRequest, TokenizerUnavailable
+from splitserve_text.output_parser import OutputFormat
+from splitserve_text.response_template import described_calls, described_reasoning
 from splitserve_text.token_texts import TokenTexts
 from splitserve_text.vector_texts import VectorTexts, with_lower_case
 
@@ -196,6 +198,12 @@ class Tokenizer:
     def chat_template_text(self) -> str:
         """Source of all chat templates; shows the model's notation of tool calls."""
         return "" if self._chat_templates is None else self._chat_templates.text
+
+    @cached_property
+    def described_format(self) -> OutputFormat:
+        """Notations that the model's `response_template` describes."""
+        template = None if self._chat_templates is None else self._chat_templates.response_template
+        return OutputFormat(described_calls(template), described_reasoning(template))
 
     @property
     def has_chat_template(self) -> bool:

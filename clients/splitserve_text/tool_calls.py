@@ -454,18 +454,19 @@ class Arguments:
         properties = calls.tools.get(self.name, {}).get("properties")
         types = _types(properties.get(key) if isinstance(properties, Mapping) else None)
         if is_string is None:
-            is_string = not types or ("string" in types and "null" not in types)
-        elif not is_string:
-            types = {"any"}
+            is_string = not types or "string" in types
+        may_be_null = "null" in types
         self.begin()
         calls.arguments(f'{", " if self.num_written else ""}"{escaped(key)}": ')
         self.num_written += 1
         if self.has_lines and (yield from calls.reader.peek()) == "\n":
             calls.reader.skip(1)
-        if is_string:
+        if may_be_null and (yield from calls.reader.one_of(self._nulls(end))) is not None:
+            calls.arguments("null")
+        elif is_string:
             yield from self._read_string(end)
         else:
-            yield from self._read_value(end, types)
+            yield from self._read_value(end)
 
     def begin(self) -> None:
         """Starts the call unless it has started."""
@@ -495,7 +496,10 @@ class Arguments:
             raise NotAsExpected
         calls.arguments('"')
 
-    def _read_value(self, end: str, types: set[str]) -> Reading[None]:
+    def _nulls(self, end: str) -> tuple[str, ...]:
+        return (f"null{end}", *([f"null\n{end}"] if self.has_lines else []))
+
+    def _read_value(self, end: str) -> Reading[None]:
         calls = self.calls
         pieces: list[str] = []
         stops = stops_of(frozenset((end,)))
@@ -504,7 +508,7 @@ class Arguments:
         if stop is None:
             raise NotAsExpected
         text = text.removesuffix("\n") if self.has_lines else text
-        calls.arguments(_value_text(text, types))
+        calls.arguments(_value_text(text))
 
 
 def _read_up_to(reader: Reader, stops: str) -> Reading[str]:
@@ -518,10 +522,9 @@ def _read_up_to(reader: Reader, stops: str) -> Reading[str]:
     return "".join(pieces)
 
 
-def _value_text(text: str, types: set[str]) -> str:
-    """Returns the text of a value as JSON. `types`: what its schema allows."""
-    is_text = "string" in types and not (text == "null" and "null" in types)
-    if types and not is_text and len(text) <= _MAX_VALUE_CHARS:
+def _value_text(text: str) -> str:
+    """Returns the text of a value as JSON; a text that is no JSON becomes a string."""
+    if len(text) <= _MAX_VALUE_CHARS:
         if is_json(text):
             return text.strip()
         # Some templates write values as Python does.

@@ -36,7 +36,8 @@ def has_unknown_calls(tokenizer: Tokenizer) -> bool:
     Renders the template if it shows no known notation: calls may be plain JSON.
     """
     template = tokenizer.chat_template_text
-    if not _TOOLS.search(template) or tool_calls_of(template) is not None:
+    shown = tool_calls_of(template) or tokenizer.described_format.tool_calls
+    if not _TOOLS.search(template) or shown is not None:
         return False
     try:
         prompt = tokenizer.render_chat([_USER], tools=[_TOOL])

@@ -90,7 +90,7 @@ def test_cut_answer_has_the_beginning_of_its_calls(family: str) -> None:
     text = render(CALLS)
     whole = answer(text, name, tools=TOOLS)
 
-    for end in range(0, len(text), 3):
+    for end in range(0, len(text), 5):
         cut = answer(text[:end], name, tools=TOOLS)
         assert in_chunks(text[:end], 1, name) == cut
         num_calls = len(cut.calls)
@@ -173,7 +173,7 @@ def test_hostile_answers_take_linear_work_and_are_not_lost(name: str, unit: str)
     for rest in ("", '{"name": "add", "arguments": ', "<function=add><parameter=a>", "add(a="):
         head = opener + rest
 
-        assert num_python_calls(name, head, unit, 400) < 40 * num_python_calls(name, head, unit, 20)
+        assert num_python_calls(name, head, unit, 160) < 40 * num_python_calls(name, head, unit, 8)
 
 
 def num_python_calls(name: str, head: str, unit: str, num_pieces: int) -> int:

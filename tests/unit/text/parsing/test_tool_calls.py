@@ -263,6 +263,69 @@ def test_calls_are_read_when_their_markers_are_hidden() -> None:
     assert (whole.calls, whole.content) == ([WEATHER], "")
 
 
+def test_calls_are_read_when_parts_of_an_opener_are_hidden() -> None:
+    text = '<|action_start|><|plugin|>{"name": "add", "parameters": {}}<|action_end|>'
+    hidden = frozenset(["<|action_start|>", "<|plugin|>", "<|action_end|>"])
+
+    for pieces in ([text], list(text)):
+        whole = answer(pieces, "internlm2", hidden=hidden)
+        assert (whole.calls, whole.content) == ([("add", "{}")], "")
+    assert answer(list("a<|plugin|>b"), "internlm2", hidden=hidden).content == "ab"
+
+
+def test_ids_are_those_of_the_model_when_its_notation_has_unique_ones() -> None:
+    call = "<|tool_call_begin|>functions.add:{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    text = "".join(call.format(each) for each in ("7", "8", "7", "x"))
+    whole = answer(text, "kimi_k2")
+
+    assert whole.ids == ["functions.add:7", "functions.add:8", "0", "1"]
+    assert [name for name, _ in whole.calls] == ["add", "add", "add", "add:x"]
+
+
+@pytest.mark.parametrize(
+    ("format_name", "pieces"),
+    [
+        (
+            "qwen3_coder",
+            [
+                ("<function=add>\n<parameter=note>\nab", ['{"note": "', "ab"]),
+                ("c\n", ["c"]),
+                ("d\n</parameter>\n", ["\\nd", '"']),
+                ("<parameter=a>\n1", [', "a": ']),
+                ("2\n</parameter>", ["12"]),
+                ("\n</function>", ["}"]),
+            ],
+        ),
+        (
+            "gemma4",
+            [
+                ('<|tool_call>call:add{note:<|"|>ab', ['{"note": "', "ab"]),
+                ('c<|"', ["c"]),
+                ("|>,items:[1,2", ['", "items": [1, ']),
+                ("3]}", ["23]}"]),
+            ],
+        ),
+        (
+            "olmo3",
+            [
+                ("<function_calls>add(note='ab", ['{"note": "', "ab"]),
+                ("c\\", ["c"]),
+                ("n', a=1)", ["\\n", '", "a": 1}']),
+            ],
+        ),
+    ],
+)
+def test_values_come_as_they_are_known(
+    format_name: str, pieces: list[tuple[str, list[str]]]
+) -> None:
+    parser = make_parser(format_name)
+
+    for text, expected in pieces:
+        deltas = parser.push(text)
+        written = [each.text for each in deltas if isinstance(each, ToolCallArguments)]
+        assert "".join(written) == "".join(expected)
+
+
 def test_ids_are_as_the_format_has_them() -> None:
     mistral = answer(CALLS[20][1], "mistral", new_id=None).ids
     assert [len(each) for each in mistral] == [9, 9]
