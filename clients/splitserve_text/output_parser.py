@@ -103,6 +103,7 @@ class OutputFormat:
         With `auto`, notations that the template does not show are those of `described`, and calls
         are JSON otherwise.
         """
+        described = described or cls(None, None)
         return _output_format(chat_template, tool_call_parser, reasoning_parser, described)
 
     @property
@@ -118,16 +119,16 @@ def _output_format(
     template: str,
     tool_call_parser: ToolCallParserName,
     reasoning_parser: ReasoningParserName,
-    described: OutputFormat | None,
+    described: OutputFormat,
 ) -> OutputFormat:
     tool_calls = FORMATS.get(tool_call_parser)
     if tool_call_parser == "auto":
-        tool_calls = tool_calls_of(template) or (described and described.tool_calls) or JSON
+        tool_calls = tool_calls_of(template) or described.tool_calls or JSON
     elif tool_calls is not None and tool_calls is not HERMES:
         tool_calls = spelled_in(template, tool_calls)
     reasoning = REASONING_MARKS.get(reasoning_parser)
     if reasoning_parser == "auto":
-        reasoning = reasoning_of(template) or (described and described.reasoning)
+        reasoning = reasoning_of(template) or described.reasoning
     return OutputFormat(tool_calls, reasoning)
 
 
