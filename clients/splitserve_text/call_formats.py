@@ -370,7 +370,6 @@ _REVEALING = (
     ("\\'Action:\\' followed by a json-formatted list", COMMAND_R),
     ("<|action_start|>", INTERNLM2),
     ("<|tool_call_start|>", LFM2),
-    ("List of tools: ", LFM2),
     ("<|tools_prefix|>", APERTUS),
     ("<function_calls>", OLMO3),
     ("<TOOLCALL>", NEMOTRON),
@@ -390,6 +389,7 @@ _REVEALING = (
     ("```tool_c", GEMMA3),
     ("<start_of_turn>", GEMMA3),
     ("<|im_middle|>", KIMI_K2),
+    ("List of tools: ", LFM2),
 )
 
 

@@ -102,6 +102,25 @@ def test_cut_answer_has_the_beginning_of_its_calls(family: str) -> None:
             assert full.startswith(arguments)
 
 
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_calls_are_content_when_their_tools_are_barred(family: str) -> None:
+    name, render = FAMILIES[family]
+    text = render(CALLS)
+    whole = answer(text, name, tools=TOOLS, barred=frozenset(TOOLS))
+
+    assert whole.calls == []
+    assert "get_weather" in whole.content
+    assert name == "harmony" or whole.content == text
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_first_call_is_the_only_one_when_one_is_allowed(family: str) -> None:
+    name, render = FAMILIES[family]
+    whole = answer(render(CALLS), name, tools=TOOLS, max_calls=1)
+
+    assert (values(whole), whole.content) == (CALLS[:1], "")
+
+
 @pytest.mark.parametrize("family", [each for each in FAMILIES if each not in WHOLE_ANSWERS])
 def test_content_stays_before_calls(family: str) -> None:
     name, render = FAMILIES[family]

@@ -9,6 +9,7 @@ import pytest
 from splitserve_options import GATEWAY_OPTIONS
 from splitserve_text import (
     MISTRAL_THINK,
+    REASONING_MARKS,
     THINK,
     OutputFormat,
     ReasoningParserName,
@@ -92,6 +93,23 @@ def test_options_have_the_names_of_the_parsers() -> None:
 
     assert choices["tool-call-parser"] == get_args(ToolCallParserName)
     assert choices["reasoning-parser"] == get_args(ReasoningParserName)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "state"),
+    [
+        ("apriel", "<|begin_assistant|>\nHere are my reasoning steps:\n", ReasoningState.OPEN),
+        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", ReasoningState.CLOSED),
+        ("command", "<|CHATBOT_TOKEN|><|START_THINKING|>", ReasoningState.OPEN),
+        ("command", "<|START_THINKING|><|END_THINKING|>", ReasoningState.CLOSED),
+        ("think_answer", "<|hy_Assistant|><think>\n\n</think>\n", ReasoningState.CLOSED),
+        ("harmony", "<|start|>assistant", ReasoningState.NOT_BEGUN),
+    ],
+)
+def test_state_of_reasoning_is_that_of_the_prompt_in_each_family(
+    name: str, prompt: str, state: ReasoningState
+) -> None:
+    assert REASONING_MARKS[name].state_after(prompt) is state
 
 
 CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
