@@ -212,7 +212,7 @@ async def lenient(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run
         (CHAT, {"messages": [user(frob=1), user(frob=2)]}, "messages.frob"),
         (RESPONSE, {"input": [user(frob={})], "reasoning": {"frob": 0}},
          "input.frob, reasoning.frob"),
-        (COMPLETION, {"é\r\nx-evil: 1": 1, "_ignored": 1, "stops": ["a"]},
+        (COMPLETION, {"é\r\nx-evil: 1": 1, f"_{'ignored'}": 1, "stops": ["a"]},
          r"\xe9\r\nx-evil: 1, _ignored, stops"),
         (COMPLETION, {"model_fields_set": 1, "prompts": [1], "x" * 500: 1},
          f"model_fields_set, prompts, {'x' * 80}"),
