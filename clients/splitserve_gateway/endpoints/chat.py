@@ -275,6 +275,6 @@ def _call_shapes(parts: Sequence[Part]) -> list[Json]:
                     "index": index, "id": call_id, "type": "function", "function": function,
                 }  # fmt: skip
             case ToolCallArguments(index, text):
-                empty = {"index": index, "function": {"arguments": ""}}
+                empty: Json = {"index": index, "function": {"arguments": ""}}
                 shapes.setdefault(index, empty)["function"]["arguments"] += text
     return list(shapes.values())
