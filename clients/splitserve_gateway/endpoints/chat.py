@@ -179,12 +179,7 @@ class ChatChoice:
             shape["content"] = content
         if reasoning:
             shape["reasoning_content"] = shape["reasoning"] = reasoning
-        calls = [
-            _call_shape(part)
-            for part in parts
-            if isinstance(part, ToolCallStart | ToolCallArguments)
-        ]
-        if calls:
+        if calls := _call_shapes(parts):
             shape["tool_calls"] = calls
         return shape
 
@@ -269,8 +264,17 @@ class _Call:
         return {"id": self.call_id, "type": "function", "function": function}
 
 
-def _call_shape(part: ToolCallStart | ToolCallArguments) -> Json:
-    if isinstance(part, ToolCallArguments):
-        return {"index": part.index, "function": {"arguments": part.text}}
-    function = {"name": part.name, "arguments": ""}
-    return {"index": part.index, "id": part.id, "type": "function", "function": function}
+def _call_shapes(parts: Sequence[Part]) -> list[Json]:
+    """Returns one JSON delta for each call: some clients read only the first of an event."""
+    shapes: dict[int, Json] = {}
+    functions: dict[int, dict[str, str]] = {}
+    for part in parts:
+        match part:
+            case ToolCallStart(index, call_id, name):
+                functions[index] = {"name": name, "arguments": ""}
+                shapes[index] = {"index": index, "id": call_id, "type": "function"}
+            case ToolCallArguments(index, text):
+                function = functions.setdefault(index, {"arguments": ""})
+                function["arguments"] += text
+                shapes.setdefault(index, {"index": index})
+    return [{**shape, "function": functions[index]} for index, shape in shapes.items()]
