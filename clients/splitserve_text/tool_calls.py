@@ -35,7 +35,7 @@ ToolSchemas = Mapping[str, Mapping[str, Any]]
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
 # The only keys of a call without a mark before it.
-_BARE_KEYS = (*_NAMES, *_ARGUMENTS, "type", "id", "tool_call_id")
+_BARE_KEYS = (*_NAMES, *_ARGUMENTS, "function", "type", "id", "tool_call_id")
 _MAX_QUOTED_CHARS = 65_536  # bound on arguments written as a string, which are decoded in one step
 _MAX_NAME_CHARS = 256
 _MAX_KEY_CHARS = 256
@@ -160,24 +160,18 @@ def _read_name(reader: Reader) -> Reading[str]:
 
 @dataclass(frozen=True, slots=True)
 class JsonBody:
-    """Object with a name and arguments: `{"name": "add", "arguments": {"a": 1}}`."""
+    """Object with a name and arguments: `{"name": "add", "arguments": {"a": 1}}`.
+
+    They may stand in an object `function` within, as in OpenAI's API.
+    """
 
     lists: bool = True
 
     def read(self, calls: CallReader) -> Reading[None]:
         """Reads and writes one call. Without a mark it needs arguments. Raises NotAsExpected."""
         call = _Call()
-        reader = calls.reader
-        yield from reader.expect("{")
-        char = ","
-        while char == ",":
-            yield from reader.skip_space()
-            yield from _read_member(calls, call)
-            yield from reader.skip_space()
-            char = yield from reader.peek()
-            if char in (",", "}"):
-                reader.skip(1)
-        if char != "}" or call.name is None:
+        yield from _read_members(calls, call)
+        if call.name is None:
             raise NotAsExpected
         if call.has_started:
             calls.end()
@@ -192,6 +186,22 @@ class _Call:
     name: str | None = None
     arguments: str | None = None
     has_started: bool = False
+    is_nested: bool = False
+
+
+def _read_members(calls: CallReader, call: _Call) -> Reading[None]:
+    reader = calls.reader
+    yield from reader.expect("{")
+    char = ","
+    while char == ",":
+        yield from reader.skip_space()
+        yield from _read_member(calls, call)
+        yield from reader.skip_space()
+        char = yield from reader.peek()
+        if char in (",", "}"):
+            reader.skip(1)
+    if char != "}":
+        raise NotAsExpected
 
 
 def _read_member(calls: CallReader, call: _Call) -> Reading[None]:
@@ -202,7 +212,12 @@ def _read_member(calls: CallReader, call: _Call) -> Reading[None]:
     yield from reader.skip_space()
     yield from reader.expect(":")
     yield from reader.skip_space()
-    if key in _NAMES and call.name is None:
+    if key == "function" and call.name is None and (yield from reader.peek()) == "{":
+        if call.is_nested:
+            raise NotAsExpected
+        call.is_nested = True
+        yield from _read_members(calls, call)
+    elif key in _NAMES and call.name is None:
         call.name = yield from read_string(reader)
         calls.check_name(call.name)
     elif key in _ARGUMENTS and call.arguments is None:
@@ -564,6 +579,8 @@ class PythonBody:
             return
         name = yield from _read_name(reader)
         yield from reader.expect("(")
+        if calls.opener == "<|python_tag|>":
+            name = name.removesuffix(".call")
         calls.check_name(name)
         separator = "{"
         yield from reader.skip_space()
