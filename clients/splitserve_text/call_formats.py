@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from splitserve_text.answer_reader import NotAsExpected, Reading
 from splitserve_text.literals import FUNCTION_GEMMA, GEMMA
+from splitserve_text.tagged_calls import KeyValueBody, TaggedBody, Tags
 from splitserve_text.tool_calls import (
     DEEPSEEK_SEPARATOR,
     CallBody,
@@ -15,12 +16,9 @@ from splitserve_text.tool_calls import (
     DeepSeekBody,
     JsonBody,
     KeyedBody,
-    KeyValueBody,
     KimiBody,
     MistralBody,
     PythonBody,
-    TaggedBody,
-    Tags,
     TypedBody,
 )
 
