@@ -62,7 +62,7 @@ class ToolCallFormat:
     def read(self, calls: CallReader, opener: str) -> Reading[None]:
         """Reads and writes calls after `opener`; "" without one. Raises NotAsExpected."""
         reader = calls.reader
-        calls.opener, calls.is_marked = opener, bool(opener) and self.is_certain
+        calls.begin(opener, opener, is_marked=bool(opener) and self.is_certain)
         yield from reader.skip_space()
         if opener.endswith("["):
             yield from self._read_list(calls)

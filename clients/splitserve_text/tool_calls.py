@@ -55,6 +55,12 @@ class CallReader:
     is_closing: bool = False
     is_verbatim: bool = False
 
+    def begin(self, text: str, opener: str, *, is_marked: bool) -> None:
+        """Begins to look for calls after `text`, which was read and becomes content without one."""
+        self.unwritten[:] = [text] if text else []
+        self.opener, self.is_marked = opener, is_marked
+        self.is_open = self.is_closing = False
+
     def check_name(self, name: str) -> None:
         """Raises NotAsExpected unless a tool `name` may be called here."""
         if not name or len(name) > _MAX_NAME_CHARS or not _is_unicode(name):
