@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from splitserve_text.answer_reader import NotAsExpected, Reading
 from splitserve_text.literals import FUNCTION_GEMMA, GEMMA
+from splitserve_text.tagged_calls import KeyValueBody, TaggedBody, Tags
 from splitserve_text.tool_calls import (
     DEEPSEEK_SEPARATOR,
     CallBody,
@@ -15,12 +16,9 @@ from splitserve_text.tool_calls import (
     DeepSeekBody,
     JsonBody,
     KeyedBody,
-    KeyValueBody,
     KimiBody,
     MistralBody,
     PythonBody,
-    TaggedBody,
-    Tags,
     TypedBody,
 )
 
@@ -64,17 +62,15 @@ class ToolCallFormat:
     def read(self, calls: CallReader, opener: str) -> Reading[None]:
         """Reads and writes calls after `opener`; "" without one. Raises NotAsExpected."""
         reader = calls.reader
-        calls.opener, calls.is_marked = opener, bool(opener) and self.is_certain
+        calls.begin(opener, opener, is_marked=bool(opener) and self.is_certain)
         yield from reader.skip_space()
         if opener.endswith("["):
             yield from self._read_list(calls)
         elif self.body.lists and (yield from reader.peek()) == "[":
             reader.skip(1)
             yield from self._read_list(calls)
-        elif opener or (yield from reader.peek()) == "{":
-            yield from self._read_sequence(calls)
         else:
-            raise NotAsExpected
+            yield from self._read_sequence(calls, is_bare=not opener)
         if self.closers and opener:
             yield from self._read_end(calls, self.closers)
 
@@ -94,12 +90,14 @@ class ToolCallFormat:
             if char != ",":
                 raise NotAsExpected
 
-    def _read_sequence(self, calls: CallReader) -> Reading[None]:
+    def _read_sequence(self, calls: CallReader, *, is_bare: bool) -> Reading[None]:
         reader = calls.reader
         if self.before and calls.opener not in self.before:
             yield from self._expect(calls, self.before)
         while True:
             calls.is_closing = False
+            if is_bare and (yield from reader.peek()) != "{":
+                raise NotAsExpected
             yield from self.body.read(calls)
             if self.after:
                 yield from self._read_end(calls, self.after)
@@ -176,7 +174,11 @@ QWEN3_CODER = ToolCallFormat(
     "qwen3_coder", ("<tool_call>", "<function="), _HermesBody(), ("</tool_call>",)
 )
 LLAMA3_JSON = ToolCallFormat(
-    "llama3_json", ("<|python_tag|>",), JsonBody(), separators=",;", may_be_bare=True
+    "llama3_json",
+    ("<|python_tag|>",),
+    PythonBody(or_json=True),
+    separators=",;",
+    may_be_bare=True,
 )
 LLAMA4 = ToolCallFormat(
     "llama4",

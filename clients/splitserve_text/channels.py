@@ -97,8 +97,7 @@ class ChannelReader:
 
     def _read_call(self, calls: CallReader, header: str, recipient: str) -> Reading[None]:
         """Reads the arguments of a call; leaves what follows them, or all text if it is no call."""
-        calls.unwritten[:] = [header]
-        calls.is_marked = True
+        calls.begin(header, "", is_marked=True)
         rest = ""
         with self.reader.recording(calls.unwritten.append):
             try:

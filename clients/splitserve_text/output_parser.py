@@ -222,9 +222,7 @@ class OutputParser:
 
     def _attempt(self, tool_call_format: ToolCallFormat, opener: str) -> Reading[None]:
         """Reads calls after `opener`; writes text that is no call as content."""
-        unwritten = self._calls.unwritten
-        unwritten[:] = [opener] if opener else []
-        with self._reader.recording(unwritten.append):
+        with self._reader.recording(self._calls.unwritten.append):
             try:
                 yield from tool_call_format.read(self._calls, opener)
                 is_call = True
@@ -233,7 +231,7 @@ class OutputParser:
         rest = "" if is_call else self._calls.cut()
         if rest:
             self._writer.not_a_call(rest)
-        unwritten.clear()
+        self._calls.unwritten.clear()
 
     # -- reasoning ---------------------------------------------------------------------------------
 

@@ -12,22 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from splitserve_common import parse_json
-from splitserve_text.answer_reader import (
-    AnswerWriter,
-    NotAsExpected,
-    Reader,
-    Reading,
-    stops_of,
-)
+from splitserve_text.answer_reader import AnswerWriter, NotAsExpected, Reader, Reading
 from splitserve_text.json_reader import is_json, read_string, read_value
-from splitserve_text.literals import (
-    PYTHON,
-    Dialect,
-    escaped,
-    python_as_json,
-    read_literal,
-    read_object,
-)
+from splitserve_text.literals import PYTHON, Dialect, escaped, read_literal, read_object
 
 # Schemas of the tools' parameters by the tools' names.
 ToolSchemas = Mapping[str, Mapping[str, Any]]
@@ -35,11 +22,10 @@ ToolSchemas = Mapping[str, Mapping[str, Any]]
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
 # The only keys of a call without a mark before it.
-_BARE_KEYS = (*_NAMES, *_ARGUMENTS, "type", "id", "tool_call_id")
+_BARE_KEYS = (*_NAMES, *_ARGUMENTS, "function", "type", "id", "tool_call_id")
 _MAX_QUOTED_CHARS = 65_536  # bound on arguments written as a string, which are decoded in one step
 _MAX_NAME_CHARS = 256
-_MAX_KEY_CHARS = 256
-_MAX_VALUE_CHARS = 65_536  # longer values are strings: checking for JSON takes one step
+MAX_KEY_CHARS = 256
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r"[^\s<>{}\[\]()]*")
 _CALL_ID = re.compile(r"[0-9A-Za-z_-]*")
@@ -68,6 +54,12 @@ class CallReader:
     is_open: bool = False
     is_closing: bool = False
     is_verbatim: bool = False
+
+    def begin(self, text: str, opener: str, *, is_marked: bool) -> None:
+        """Begins to look for calls after `text`, which was read and becomes content without one."""
+        self.unwritten[:] = [text] if text else []
+        self.opener, self.is_marked = opener, is_marked
+        self.is_open = self.is_closing = False
 
     def check_name(self, name: str) -> None:
         """Raises NotAsExpected unless a tool `name` may be called here."""
@@ -147,7 +139,7 @@ def _is_unicode(text: str) -> bool:
     return text.isascii() or not _SURROGATE.search(text)
 
 
-def _read_name(reader: Reader) -> Reading[str]:
+def read_name(reader: Reader) -> Reading[str]:
     """Reads a bare tool name. Raises NotAsExpected if the name is empty or too long."""
     name = yield from reader.take(_NAME)
     if not name or len(name) > _MAX_NAME_CHARS:
@@ -160,24 +152,18 @@ def _read_name(reader: Reader) -> Reading[str]:
 
 @dataclass(frozen=True, slots=True)
 class JsonBody:
-    """Object with a name and arguments: `{"name": "add", "arguments": {"a": 1}}`."""
+    """Object with a name and arguments: `{"name": "add", "arguments": {"a": 1}}`.
+
+    They may stand in an object `function` within, as in OpenAI's API.
+    """
 
     lists: bool = True
 
     def read(self, calls: CallReader) -> Reading[None]:
         """Reads and writes one call. Without a mark it needs arguments. Raises NotAsExpected."""
         call = _Call()
-        reader = calls.reader
-        yield from reader.expect("{")
-        char = ","
-        while char == ",":
-            yield from reader.skip_space()
-            yield from _read_member(calls, call)
-            yield from reader.skip_space()
-            char = yield from reader.peek()
-            if char in (",", "}"):
-                reader.skip(1)
-        if char != "}" or call.name is None:
+        yield from _read_members(calls, call)
+        if call.name is None:
             raise NotAsExpected
         if call.has_started:
             calls.end()
@@ -192,6 +178,22 @@ class _Call:
     name: str | None = None
     arguments: str | None = None
     has_started: bool = False
+    is_nested: bool = False
+
+
+def _read_members(calls: CallReader, call: _Call) -> Reading[None]:
+    reader = calls.reader
+    yield from reader.expect("{")
+    char = ","
+    while char == ",":
+        yield from reader.skip_space()
+        yield from _read_member(calls, call)
+        yield from reader.skip_space()
+        char = yield from reader.peek()
+        if char in (",", "}"):
+            reader.skip(1)
+    if char != "}":
+        raise NotAsExpected
 
 
 def _read_member(calls: CallReader, call: _Call) -> Reading[None]:
@@ -202,7 +204,12 @@ def _read_member(calls: CallReader, call: _Call) -> Reading[None]:
     yield from reader.skip_space()
     yield from reader.expect(":")
     yield from reader.skip_space()
-    if key in _NAMES and call.name is None:
+    if key == "function" and call.name is None and (yield from reader.peek()) == "{":
+        if call.is_nested:
+            raise NotAsExpected
+        call.is_nested = True
+        yield from _read_members(calls, call)
+    elif key in _NAMES and call.name is None:
         call.name = yield from read_string(reader)
         calls.check_name(call.name)
     elif key in _ARGUMENTS and call.arguments is None:
@@ -278,7 +285,7 @@ class MistralBody:
         if (yield from reader.peek()) == "{":
             yield from JsonBody().read(calls)
             return
-        name = yield from _read_name(reader)
+        name = yield from read_name(reader)
         if (yield from reader.one_of(("[CALL_ID]", "[ARGS]"))) == "[CALL_ID]":
             yield from reader.take(_CALL_ID)
             yield from reader.expect("[ARGS]")
@@ -295,7 +302,7 @@ class KimiBody:
     def read(self, calls: CallReader) -> Reading[None]:
         """Reads and writes one call with the model's id. Raises NotAsExpected."""
         reader = calls.reader
-        call_id = yield from _read_name(reader)
+        call_id = yield from read_name(reader)
         yield from reader.skip_space()
         yield from reader.expect("<|tool_call_argument_begin|>")
         yield from reader.skip_space()
@@ -315,13 +322,13 @@ class DeepSeekBody:
     def read(self, calls: CallReader) -> Reading[None]:
         """Reads and writes one call. Raises NotAsExpected."""
         reader = calls.reader
-        name = yield from _read_name(reader)
+        name = yield from read_name(reader)
         yield from reader.expect(DEEPSEEK_SEPARATOR)
         yield from reader.skip_space()
         if (yield from reader.peek()) == "{":
             yield from calls.read_arguments(name)
             return
-        name = yield from _read_name(reader)
+        name = yield from read_name(reader)
         yield from reader.skip_space()
         yield from reader.expect("```json")
         yield from reader.skip_space()
@@ -331,219 +338,6 @@ class DeepSeekBody:
 
 
 DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
-
-
-# -- Tags ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Tags:
-    """Texts of a call in tags: before the name, before a key, after a value, and after the call.
-
-    `quote`: text after names and keys; attributes may follow it. `has_lines`: values stand on lines
-    of their own.
-    """
-
-    function: str
-    parameter: str
-    end_of_parameter: str
-    end_of_function: str
-    quote: str = ""
-    has_lines: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TaggedBody:
-    """Name and parameters in tags: `<function=add><parameter=a>1</parameter></function>`.
-
-    A value is text. It counts as JSON if the tag says so, or if the parameter's schema has types
-    other than string and the value parses. Instead of parameters, a JSON object may follow.
-    """
-
-    tags: Tags
-    lists: bool = False
-
-    def read(self, calls: CallReader) -> Reading[None]:
-        """Reads and writes one call. Raises NotAsExpected."""
-        reader, tags = calls.reader, self.tags
-        if calls.opener != tags.function:
-            yield from reader.expect(tags.function)
-        calls.opener = ""
-        name, _ = yield from self._read_head(reader)
-        calls.check_name(name)
-        yield from reader.skip_space()
-        if (yield from reader.peek()) == "{":
-            yield from calls.read_arguments(name)
-            yield from reader.skip_space()
-            yield from reader.expect(tags.end_of_function)
-            calls.end()
-            return
-        arguments = Arguments(calls, name, has_lines=tags.has_lines)
-        while True:
-            tag = yield from reader.one_of((tags.parameter, tags.end_of_function))
-            if tag is None:
-                raise NotAsExpected
-            if tag == tags.end_of_function:
-                break
-            key, attributes = yield from self._read_head(reader)
-            is_string = 'string="true"' in attributes if 'string="' in attributes else None
-            yield from arguments.read(key, tags.end_of_parameter, is_string)
-            yield from reader.skip_space()
-        arguments.end()
-
-    def _read_head(self, reader: Reader) -> Reading[tuple[str, str]]:
-        """Reads the rest of a tag; returns its name and its attributes."""
-        quote = self.tags.quote
-        name = yield from _read_up_to(reader, f"{quote}<>\n")
-        if quote:
-            yield from reader.expect(quote)
-        attributes = yield from _read_up_to(reader, "<>\n")
-        yield from reader.expect(">")
-        return name, attributes
-
-
-@dataclass(frozen=True, slots=True)
-class KeyValueBody:
-    """Name, then keys and values: `add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>`."""
-
-    lists: bool = False
-
-    def read(self, calls: CallReader) -> Reading[None]:
-        """Reads and writes one call, with the tag after it. Raises NotAsExpected."""
-        reader = calls.reader
-        name = yield from _read_name(reader)
-        yield from reader.skip_space()
-        yield from reader.one_of(("<tool_sep>",))
-        arguments = Arguments(calls, name)
-        while True:
-            yield from reader.skip_space()
-            tag = yield from reader.one_of(("<arg_key>", "</tool_call>"))
-            if tag is None:
-                raise NotAsExpected
-            if tag == "</tool_call>":
-                break
-            key = yield from _read_up_to(reader, "<\n")
-            yield from reader.expect("</arg_key>")
-            yield from reader.skip_space()
-            yield from reader.expect("<arg_value>")
-            yield from arguments.read(key, "</arg_value>")
-        arguments.end()
-
-
-@dataclass(slots=True)
-class Arguments:
-    """Arguments that come value by value, written as a JSON object.
-
-    `has_lines`: line breaks after the beginning and before the end of a value are dropped.
-    """
-
-    calls: CallReader
-    name: str
-    has_lines: bool = False
-    num_written: int = 0
-
-    def read(self, key: str, end: str, is_string: bool | None = None) -> Reading[None]:
-        """Reads a value up to the text `end` and writes it with its key. Raises NotAsExpected.
-
-        `is_string`: None to decide by the schema.
-        """
-        calls = self.calls
-        key = key.strip()
-        if not key:
-            raise NotAsExpected
-        properties = calls.tools.get(self.name, {}).get("properties")
-        types = _types(properties.get(key) if isinstance(properties, Mapping) else None)
-        if is_string is None:
-            is_string = not types or "string" in types
-        may_be_null = "null" in types
-        self.begin()
-        calls.arguments(f'{", " if self.num_written else ""}"{escaped(key)}": ')
-        self.num_written += 1
-        if self.has_lines and (yield from calls.reader.peek()) == "\n":
-            calls.reader.skip(1)
-        if may_be_null and (yield from calls.reader.one_of(self._nulls(end))) is not None:
-            calls.arguments("null")
-        elif is_string:
-            yield from self._read_string(end)
-        else:
-            yield from self._read_value(end)
-
-    def begin(self) -> None:
-        """Starts the call unless it has started."""
-        if not self.calls.is_open:
-            self.calls.start(self.name)
-            self.calls.arguments("{")
-
-    def end(self) -> None:
-        """Ends the call."""
-        self.begin()
-        self.calls.arguments("}")
-        self.calls.end()
-
-    def _read_string(self, end: str) -> Reading[None]:
-        calls = self.calls
-        held = ""
-
-        def write(text: str) -> None:
-            nonlocal held
-            text = held + text
-            held = "\n" if self.has_lines and text.endswith("\n") else ""
-            calls.writer.call_arguments(escaped(text.removesuffix(held)))
-
-        calls.arguments('"')
-        stops = stops_of(frozenset((end,)))
-        if (yield from calls.reader.until(stops, write, leaves_beginning=True)) is None:
-            raise NotAsExpected
-        calls.arguments('"')
-
-    def _nulls(self, end: str) -> tuple[str, ...]:
-        return (f"null{end}", *([f"null\n{end}"] if self.has_lines else []))
-
-    def _read_value(self, end: str) -> Reading[None]:
-        calls = self.calls
-        pieces: list[str] = []
-        stops = stops_of(frozenset((end,)))
-        stop = yield from calls.reader.until(stops, pieces.append, leaves_beginning=True)
-        text = "".join(pieces)
-        if stop is None:
-            raise NotAsExpected
-        text = text.removesuffix("\n") if self.has_lines else text
-        calls.arguments(_value_text(text))
-
-
-def _read_up_to(reader: Reader, stops: str) -> Reading[str]:
-    """Reads a name or key up to one of the characters `stops`. Raises NotAsExpected if too long."""
-    pieces: list[str] = []
-    while (char := (yield from reader.peek())) not in stops:  # the empty text is in any text
-        if len(pieces) == _MAX_KEY_CHARS:
-            raise NotAsExpected
-        pieces.append(char)
-        reader.skip(1)
-    return "".join(pieces)
-
-
-def _value_text(text: str) -> str:
-    """Returns the text of a value as JSON; a text that is no JSON becomes a string."""
-    if len(text) <= _MAX_VALUE_CHARS:
-        if is_json(text):
-            return text.strip()
-        # Some templates write values as Python does.
-        if (value := python_as_json(text)) is not None:
-            return value
-    return f'"{escaped(text)}"'
-
-
-def _types(schema: object) -> set[str]:
-    """Returns the JSON types that `schema` names; empty if it names none."""
-    if not isinstance(schema, Mapping):
-        return set()
-    named = schema.get("type")
-    types = {each for each in (named if isinstance(named, list) else [named]) if each}
-    for key in ("anyOf", "oneOf"):
-        options = schema.get(key)
-        for option in options if isinstance(options, list) else []:
-            types |= _types(option)
-    return types or ({"object"} if "$ref" in schema else set())
 
 
 # -- Expressions -----------------------------------------------------------------------------------
@@ -562,8 +356,10 @@ class PythonBody:
         if self.or_json and (yield from reader.peek()) == "{":
             yield from JsonBody().read(calls)
             return
-        name = yield from _read_name(reader)
+        name = yield from read_name(reader)
         yield from reader.expect("(")
+        if calls.opener == "<|python_tag|>":
+            name = name.removesuffix(".call")
         calls.check_name(name)
         separator = "{"
         yield from reader.skip_space()
@@ -572,7 +368,7 @@ class PythonBody:
             yield from reader.skip_space()
             yield from reader.expect("=")
             yield from reader.skip_space()
-            if not key or len(key) > _MAX_KEY_CHARS:
+            if not key or len(key) > MAX_KEY_CHARS:
                 raise NotAsExpected
             if separator == "{":
                 calls.start(name)
@@ -602,7 +398,7 @@ class TypedBody:
         """Reads and writes one call. Raises NotAsExpected."""
         reader = calls.reader
         yield from reader.expect("call:")
-        name = yield from _read_name(reader)
+        name = yield from read_name(reader)
         if (yield from reader.peek()) != "{":
             raise NotAsExpected
         calls.start(name)

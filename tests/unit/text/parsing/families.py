@@ -136,6 +136,14 @@ FAMILIES: dict[str, tuple[str, Render]] = {
     "Qwen3-Coder without the outer tag": ("qwen3_coder", _each(_tagged)),
     "Llama 3.1": ("llama3_json", _objects("", "", "; ", "parameters")),
     "Llama 3.1 with python_tag": ("llama3_json", _objects("<|python_tag|>", "", "; ")),
+    "Llama 3.2": ("llama3_json", _each(_python, "[", "]", ", ")),
+    "Llama 3.1, built-in tools": (
+        "llama3_json",
+        lambda calls: (
+            f"<|python_tag|>{_python((f'{calls[0][0]}.call', calls[0][1]))}"
+            + "".join(f"<|python_tag|>{_python(call)}" for call in calls[1:])
+        ),
+    ),
     "Llama 4": ("llama4", _each(_python, "[", "]", ", ")),
     "Llama 4 with python_start": (
         "llama4",
@@ -258,6 +266,15 @@ FAMILIES: dict[str, tuple[str, Render]] = {
     ),
     "fence of JSON": ("json", lambda calls: f"```json\n[{', '.join(map(_object, calls))}]\n```"),
     "JSON": ("json", _objects("[", "]")),
+    "JSON as in OpenAI's API": (
+        "json",
+        _each(
+            lambda call: f'{{"id": "1", "type": "function", "function": {_object(call)}}}',
+            "[",
+            "]",
+            ", ",
+        ),
+    ),
     "gpt-oss": ("harmony", _each(_harmony)),
 }
 

@@ -43,7 +43,8 @@ CALLS = [
     ("stop", {}),
 ]
 SIZES = (1, 2, 7)
-WHOLE_ANSWERS = ("Llama 3.1", "Llama 4", "JSON")  # families whose calls have nothing around them
+# Families whose calls have nothing around them.
+WHOLE_ANSWERS = ("Llama 3.1", "Llama 3.2", "Llama 4", "JSON", "JSON as in OpenAI's API")
 
 
 def in_chunks(text: str, size: int, name: str, reasoning: str = "none") -> Answer:

@@ -273,6 +273,14 @@ def test_calls_are_read_when_parts_of_an_opener_are_hidden() -> None:
     assert answer(list("a<|plugin|>b"), "internlm2", hidden=hidden).content == "ab"
 
 
+def test_text_is_content_when_it_is_cut_after_a_call_and_before_the_next() -> None:
+    call = "<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    section = f"<|tool_calls_section_begin|>{call}<|tool_calls_section_end|>"
+    whole = answer(f"{section} So <|tool_calls_section_begin|>", "kimi_k2")
+
+    assert (whole.calls, whole.content) == ([("add", "{}")], " So <|tool_calls_section_begin|>")
+
+
 def test_ids_are_those_of_the_model_when_its_notation_has_unique_ones() -> None:
     call = "<|tool_call_begin|>functions.add:{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
     text = "".join(call.format(each) for each in ("7", "8", "7", "x"))
