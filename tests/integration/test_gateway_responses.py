@@ -109,7 +109,9 @@ async def test_response_events_add_up_to_the_whole_when_streamed(
     last = events[-1].response
     assert last.output_text == whole.output_text
     assert last.output[0].id == events[2].item.id
-    assert last.usage == whole.usage
+    # The second request finds what the first left in the prefix cache.
+    assert last.usage.input_tokens == whole.usage.input_tokens
+    assert last.usage.output_tokens == whole.usage.output_tokens == 25
 
 
 async def test_response_says_so_when_an_operator_ended_it(
