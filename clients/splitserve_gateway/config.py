@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from splitserve_common import ANY, is_address, is_loopback, missing_for_http, split_hosts
 from splitserve_metrics import MetricsAddress
@@ -45,7 +45,7 @@ class GatewayConfig:
     no live page is served. `operator_schedulers`: addresses of schedulers for operators.
     `allow_adapter_loading`: whether callers without a credential may load and unload adapters.
     `tool_call_parser`, `reasoning_parser`: the model's notation; auto: detected by its chat
-    template.
+    template. `unknown_fields`: what is done with fields of requests that are not known.
     """
 
     http: str = "127.0.0.1:8000"
@@ -62,6 +62,7 @@ class GatewayConfig:
     drain_timeout_s: float = 10.0
     tool_call_parser: ToolCallParserName = "auto"
     reasoning_parser: ReasoningParserName = "auto"
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
     http_cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     exit_on_stdin_eof: bool = False
@@ -124,6 +125,7 @@ class GatewayConfig:
             drain_timeout_s=values["drain_timeout_s"],
             tool_call_parser=values["tool_call_parser"],
             reasoning_parser=values["reasoning_parser"],
+            unknown_fields=values["unknown_fields"],
             http_cors_origins=tuple(filter(None, (values["http_cors_origins"] or "").split(","))),
             allowed_hosts=split_hosts(values["allowed_hosts"]),
             exit_on_stdin_eof=values["exit_on_stdin_eof"],

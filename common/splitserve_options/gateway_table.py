@@ -54,6 +54,16 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         choices=("auto", "think", "mistral", "none"),
     ),
     Option(
+        "unknown-fields",
+        OptionKind.CHOICE,
+        "what is done with fields of requests that are not known (ignore: they are named in a "
+        "header of the answer)",
+        _HTTP,
+        _SERVE_GATEWAY,
+        "refuse",
+        choices=("refuse", "ignore"),
+    ),
+    Option(
         "max-audio-mib",
         OptionKind.INTEGER,
         "maximum size of a file of audio in MiB",

@@ -95,6 +95,14 @@ class Calls:
             return error.status_code
         return "no error"
 
+    def overflow(self) -> object:
+        try:
+            long = [{"role": "user", "content": "word " * 100_000}]
+            litellm.completion(messages=long, **self.options)
+        except litellm.ContextWindowExceededError as error:
+            return error.status_code
+        return "no error"
+
 
 def outcome(call: Callable[[], object]) -> object:
     """What `call` returns, or how it fails."""

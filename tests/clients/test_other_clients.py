@@ -44,6 +44,7 @@ LITELLM = {
     "tools": CALLED,
     "structured": {"city": "Oslo"},
     "unknown_model": 404,
+    "overflow": 400,
 }
 
 

@@ -38,6 +38,29 @@ _MAX_REPEATED = 4
 _MAX_DEPTH = 4
 
 
+# JSON values of any kind.
+_scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from([0, 1, 2, -1, 0.5, 2**31, 2**63, 2**64, -(2**63), 1e308, 10**30]),
+    st.sampled_from(["", "x", "auto", "none", "user", "text", "json_schema", "\n\x00\u202e"]),
+    st.text(max_size=8),
+)
+json_values = st.recursive(
+    _scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["type", "name", "content", "role", "schema", "text", "properties"])
+            | st.text(max_size=4),
+            inner,
+            max_size=3,
+        ),
+    ),
+    max_leaves=8,
+)
+
+
 @st.composite
 def messages(draw: st.DrawFn, descriptor: Descriptor, depth: int = 0) -> Message:
     """A message of which some fields are set to anything that they can hold."""

@@ -182,8 +182,8 @@ REFUSED: dict[str, dict[str, tuple[Json, str]]] = {
         RESPONSE: (response_schema(frob=1), "text.format.frob"),
     },
     "schema that cannot be compiled": {
-        CHAT: (chat_schema(schema=ODD), "response_format.json_schema.schema"),
-        RESPONSE: (response_schema(schema=ODD), "text.format.schema"),
+        CHAT: (chat_schema(schema=ODD, strict=True), "response_format.json_schema.schema"),
+        RESPONSE: (response_schema(schema=ODD, strict=True), "text.format.schema"),
     },
     "grammar without an end": {
         COMPLETION: ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
@@ -283,7 +283,7 @@ OF_ONE_ENDPOINT: dict[str, list[tuple[Json, str]]] = {
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"input": user([{"type": "input_image"}])}, "input.0.content.0.type"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
     ],
 }
 CASES = [
@@ -353,6 +353,7 @@ PARTS = [
     {"type": "text", "text": "b", "prompt_cache_breakpoint": {}},
 ]
 ANNOTATED = {"role": "assistant", "content": "c", "annotations": []}
+SCHEMA = "response_format.json_schema.schema"
 IGNORED_OF_MESSAGES = "messages.annotations, messages.content.prompt_cache_breakpoint"
 CALLED: Json = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
 CALLED |= {"async": False, "status": "completed"}
@@ -373,6 +374,9 @@ CALLED |= {"async": False, "status": "completed"}
             },
             "input.async, input.status, stream_options.include_obfuscation",
         ),
+        (COMPLETION, {**chat_schema(schema=ODD), "store": 1}, f"{SCHEMA}.not, store"),
+        (CHAT, {**chat_schema(schema=ODD), "store": 1}, f"{SCHEMA}.not, store"),
+        (RESPONSE, {**response_schema(schema=ODD), "store": 1}, "store, text.format.schema.not"),
     ],
 )
 async def test_answer_names_what_was_ignored(

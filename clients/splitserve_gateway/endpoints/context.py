@@ -17,7 +17,7 @@ from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.generation import RequestedAdapter, Serving
 from splitserve_gateway.grammars import GrammarChecker
 from splitserve_gateway.http import BodyBudget, Exchanges, read_body, too_many_requests
-from splitserve_gateway.schemas import ApiRequest
+from splitserve_gateway.schemas import IGNORES_UNKNOWN, ApiRequest
 from splitserve_gateway.sharing import FairSemaphore, TooManyWait
 from splitserve_gateway.upstreams import Fleet, Upstream
 
@@ -52,6 +52,11 @@ class Gateway:
     def models(self) -> list[Model]:
         """Models served now that the caller may use."""
         return self.fleet.models(self.caller.upstreams)
+
+    @property
+    def validation_context(self) -> dict[str, object] | None:
+        """Context in which bodies are validated."""
+        return IGNORES_UNKNOWN if self.config.unknown_fields == "ignore" else None
 
     async def adapters(self) -> list[tuple[Adapter, Model]]:
         """Returns the registered adapters that the caller may use, each with its model."""
@@ -133,7 +138,9 @@ class Gateway:
         Counts the body's bytes within the `with`; drops its prompt fields at the end.
         """
         with self.bodies.share(self.caller.party) as share:
-            body = await read_body(request, schema, self.config.max_body_bytes, share)
+            body = await read_body(
+                request, schema, self.config.max_body_bytes, share, self.validation_context
+            )
             yield body
             body.forget(_PROMPT_FIELDS & schema.model_fields.keys())
 

@@ -28,6 +28,7 @@ from splitserve_gateway.generation import (
     answer_id,
     chat_request,
     gathered,
+    renamed,
     response_fields,
     stream_choices,
     tokenizer_of,
@@ -100,7 +101,9 @@ async def _answer(gateway: Gateway, body: ResponsesRequest) -> _Answer:
         message = "top_logprobs requires message.output_text.logprobs in include"
         raise invalid(message, "top_logprobs")
     chat = await asyncio.to_thread(chat_request, body)
-    generation = await start_chat(gateway, chat, response_fields(chat))
+    fields = response_fields(chat)
+    generation = await start_chat(gateway, chat, fields)
+    body.add_ignored([renamed(path, fields) for path in generation.plan.ignored])
     request = generation.request
     tokenizer = tokenizer_of(request.served)
     output = ResponseOutput(

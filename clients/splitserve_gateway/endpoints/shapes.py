@@ -41,6 +41,7 @@ from splitserve_text import (
 Json = dict[str, object]
 
 _IGNORED_HEADER = "x-splitserve-ignored-fields"
+_MAX_IGNORED_NAMES = 64
 
 
 def head(prefix: str, kind: str, body: SamplingFields, request: TextRequest) -> Json:
@@ -102,7 +103,8 @@ async def listed_answer(start: Json, name: str, items: Iterable[Json], more: Jso
 def with_notes(response: Response, body: ApiRequest) -> Response:
     """Adds a header to `response` that lists the ignored fields of `body`; returns `response`."""
     if ignored := body.ignored:
-        response.headers[_IGNORED_HEADER] = ", ".join(ignored)
+        more = ["..."] if len(ignored) > _MAX_IGNORED_NAMES else []
+        response.headers[_IGNORED_HEADER] = ", ".join(ignored[:_MAX_IGNORED_NAMES] + more)
     return response
 
 

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from splitserve_gateway.audio import AudioFile, Subtitle, as_srt, as_vtt
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
-from splitserve_gateway.endpoints.shapes import Json
+from splitserve_gateway.endpoints.shapes import Json, with_notes
 from splitserve_gateway.generation import (
     Segment,
     Transcription,
@@ -61,18 +61,18 @@ async def _answer(request: Request, schema: type[TranslationRequest], task: Spee
     with gateway.bodies.share(gateway.caller.party) as share:
         most = gateway.config.max_audio_bytes + _FORM_BYTES
         form = await read_form(request, most, share)
-        body, data = _parsed(form, schema, gateway.config.max_audio_bytes)
+        body, data = _parsed(form, schema, gateway)
         transcription = await _transcription(gateway, body, data, task)
         await transcription.begin()
         if isinstance(body, TranscriptionRequest) and body.stream:
-            return await event_stream(_events(transcription), NAMED_EVENTS)
+            return with_notes(await event_stream(_events(transcription), NAMED_EVENTS), body)
         async with aclosing(transcription.texts()) as texts:
             text = "".join([each async for each in texts]).strip()
-    return _response(transcription, body, text, task)
+    return with_notes(_response(transcription, body, text, task), body)
 
 
 def _parsed(
-    form: Form, schema: type[TranslationRequest], max_bytes: int
+    form: Form, schema: type[TranslationRequest], gateway: Gateway
 ) -> tuple[TranslationRequest, bytearray]:
     """Returns the fields and the file of a form. Raises ApiError."""
     for name in form.files:
@@ -82,11 +82,12 @@ def _parsed(
         is_text = _FILE in form.fields
         how = "is not sent as a file, with a file name" if is_text else "is required"
         raise invalid(f"{_FILE} {how}", _FILE, "missing_field")
-    data = form.files[_FILE]
+    data, max_bytes = form.files[_FILE], gateway.config.max_audio_bytes
     if len(data) > max_bytes:
         raise invalid(f"{_FILE} has {len(data)} bytes; allowed: at most {max_bytes}", _FILE)
     try:
-        body = schema.model_validate(form_values(form.fields))
+        values = form_values(form.fields)
+        body = schema.model_validate(values, context=gateway.validation_context)
     except ValidationError as error:
         raise refusal_of(error) from error
     if isinstance(body, TranscriptionRequest):

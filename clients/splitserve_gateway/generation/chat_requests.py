@@ -90,6 +90,7 @@ async def chat_generation(
     use = await tools_of(body)
     prompt = await _prompt(body, serving.served, use.template_tools)
     plan = await answer_plan(serving, body, use, prompt.text)
+    body.add_ignored(plan.ignored)
     params = replace(params, grammar=plan.grammar)
     request = await text_request(serving, body, params, [prompt], fields)
     skips = body.skip_special_tokens and not plan.shows_markers
@@ -140,6 +141,8 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         response_format=_response_format(body),
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
         chat_template_kwargs=body.chat_template_kwargs,
+        enable_thinking=body.enable_thinking,
+        thinking=body.thinking,
     )
 
 
@@ -211,7 +214,8 @@ def _text(content: Content) -> str:
 
 
 def _tool(tool: ResponseTool) -> ChatTool:
-    fields = {name: getattr(tool, name) for name in FunctionDefinition.model_fields}
+    names = ("name", "description", "parameters", "strict")
+    fields = {name: getattr(tool, name) for name in names}
     return ChatTool(type="function", function=FunctionDefinition.model_construct(**fields))
 
 
@@ -288,8 +292,9 @@ async def checked_grammar(serving: Serving, body: SamplingFields) -> Grammar | N
         requested = await _requested(body)
         if requested is None:
             return None
-        grammar = await checker.check(requested.field, requested.source)
-        return await checker.check(requested.field, as_sent(grammar))
+        checked = await checker.check_requested(requested)
+        body.add_ignored(checked.ignored)
+        return await checker.check(requested.field, as_sent(checked.grammar))
 
 
 async def _requested(body: SamplingFields) -> RequestedGrammar | None:

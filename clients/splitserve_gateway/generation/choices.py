@@ -422,15 +422,16 @@ def _rename(error: ApiError, names: FieldNames) -> None:
     inside = error.param
     if inside is None:
         return
-    error.param = _renamed(inside, names)
+    error.param = renamed(inside, names)
     if re.match(rf"{re.escape(inside)}(?![\w.])", error.message):
         error.message = f"{error.param}{error.message[len(inside) :]}"
     before, combined, other = error.message.partition(" combined with ")
     if combined:
-        error.message = f"{before}{combined}{_renamed(other, names)}"
+        error.message = f"{before}{combined}{renamed(other, names)}"
 
 
-def _renamed(path: str, names: FieldNames) -> str:
+def renamed(path: str, names: FieldNames) -> str:
+    """Returns the caller's name of the field at `path`."""
     for name in sorted(names, key=len, reverse=True):
         pattern = re.escape(name).replace(r"\*", r"(\d+)") + r"(?![^.])"
         if re.match(pattern, path):

@@ -14,7 +14,13 @@ from splitserve_gateway.callers import Caller
 from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.grammars import GrammarChecker, TenantChecker
 from splitserve_gateway.http import ApiError, invalid, model_unknown
-from splitserve_gateway.schemas import ChatFields, ChatMessage, CompletionRequest
+from splitserve_gateway.schemas import (
+    ChatFields,
+    ChatMessage,
+    CompletionRequest,
+    ThinkingFields,
+    ToolCall,
+)
 from splitserve_gateway.upstreams import Listed, ServedByScheduler, Upstream
 from splitserve_text import (
     Tokenizer,
@@ -159,7 +165,9 @@ def check_beginning(text: str, param: str, served: ServedByScheduler, tokenizer:
 def too_long(what: str, param: str, served: ServedByScheduler) -> ApiError:
     """Returns a 400 error: the prompt, or a text for a vector, has more tokens than allowed."""
     name = "the prompt" if served.model.pooling is None else param
-    message = f"{name} has {what}; the model takes at most {_most_tokens(served)} tokens"
+    # The words for which clients of OpenAI's API look.
+    limit = f"This model's maximum context length is {_most_tokens(served)} tokens"
+    message = f"{name} has {what}. {limit}"
     return invalid(message, param, "context_length_exceeded")
 
 
@@ -274,6 +282,9 @@ async def encode_chat(
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.is_thinking is not None:
+        for name in ThinkingFields.model_fields:
+            variables.setdefault(name, body.is_thinking)
     adds = body.add_generation_prompt and not body.continue_final_message
 
     def render() -> str:
@@ -322,9 +333,7 @@ def _message(message: ChatMessage) -> dict[str, Any]:
         "content": content_of(message) if has_content else None,
     }
     if message.tool_calls:
-        shape["tool_calls"] = [
-            call.model_dump(exclude={"index"}, exclude_none=True) for call in message.tool_calls
-        ]
+        shape["tool_calls"] = list(map(_call, message.tool_calls))
     reasoning = message.reasoning_content or message.reasoning
     more = {
         "name": message.name,
@@ -332,6 +341,12 @@ def _message(message: ChatMessage) -> dict[str, Any]:
         "reasoning_content": reasoning,
     }
     return shape | {name: value for name, value in more.items() if value is not None}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    shape = {"id": call.id, "type": call.type, "function": function}
+    return {name: value for name, value in shape.items() if value is not None}
 
 
 def content_of(message: ChatMessage) -> str | list[dict[str, str]]:

@@ -7,6 +7,7 @@ from splitserve_gateway.grammars.answer_plan import AnswerPlan, AnswerRules, pla
 from splitserve_gateway.grammars.check_process import CheckProcess
 from splitserve_gateway.grammars.checker import (
     ANY_OBJECT,
+    CheckedGrammar,
     CheckerLimits,
     Gbnf,
     GrammarChecker,
@@ -17,23 +18,36 @@ from splitserve_gateway.grammars.checker import (
     TenantChecker,
     requested_grammar,
 )
+from splitserve_gateway.grammars.json_schemas import (
+    ENFORCED_FORMATS,
+    NOT_COMPILED,
+    LooserSchema,
+    compilable,
+    looser,
+)
 from splitserve_gateway.grammars.tools import ToolUse, as_sent, tool_use
 
 __all__ = [
     "ANY_OBJECT",
+    "ENFORCED_FORMATS",
+    "NOT_COMPILED",
     "AnswerPlan",
     "AnswerRules",
     "CheckProcess",
+    "CheckedGrammar",
     "CheckerLimits",
     "Gbnf",
     "GrammarCheckUnavailable",
     "GrammarChecker",
     "GrammarRefused",
+    "LooserSchema",
     "RequestedGrammar",
     "Source",
     "TenantChecker",
     "ToolUse",
     "as_sent",
+    "compilable",
+    "looser",
     "plan_answer",
     "requested_grammar",
     "tool_use",

@@ -25,6 +25,7 @@ from splitserve_grammars import MAX_GRAMMAR_BYTES
 from splitserve_text import (
     JSON,
     Grammar,
+    JsonSchema,
     OutputFormat,
     OutputParser,
     ParserOptions,
@@ -52,11 +53,15 @@ class AnswerRules:
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """Grammar of an answer (None if any text is allowed), and how its text is parsed."""
+    """Grammar of an answer (None if any text is allowed), and how its text is parsed.
+
+    `ignored`: paths of parts of the requested schema that the grammar does not enforce.
+    """
 
     output_format: OutputFormat
     options: ParserOptions
     grammar: Grammar | None = None
+    ignored: tuple[str, ...] = ()
 
     @property
     def shows_markers(self) -> bool:
@@ -80,7 +85,8 @@ async def plan_answer(checker: TenantChecker, rules: AnswerRules) -> AnswerPlan:
     - A required call is the whole answer; otherwise the answer is the requested format or calls.
     - Calls of `strict` tools follow their schemas if the notation tells calls from text. All tools
       follow their schemas if some tools may not be called.
-    - A schema that is not strict and does not compile becomes any object.
+    - Of a schema that is not strict, what does not compile is ignored; of a tool's schema
+      everything, if that does not help.
     - The model's reasoning comes before all of this. A model whose reasoning marks are special
       tokens does not reason under a grammar.
     - Calls whose notation has special tokens are written as JSON under a grammar.
@@ -88,9 +94,11 @@ async def plan_answer(checker: TenantChecker, rules: AnswerRules) -> AnswerPlan:
     Raises GrammarRefused and GrammarCheckUnavailable.
     """
     requested, use = rules.requested, rules.tool_use
-    answer = None
+    answer: Grammar | None = None
+    ignored: tuple[str, ...] = ()
     if requested is not None and not use.must_call:
-        answer = await checker.check(requested.field, requested.source)
+        checked = await checker.check_requested(requested)
+        answer, ignored = checked.grammar, checked.ignored
     form, calls = await _calls(checker, rules, has_answer=answer is not None)
     if calls is not None:
         answer = calls if answer is None else either(answer, calls)
@@ -112,7 +120,7 @@ async def plan_answer(checker: TenantChecker, rules: AnswerRules) -> AnswerPlan:
         starts_in_reasoning=state is ReasoningState.OPEN,
         hidden=rules.special_tokens if rules.special_tokens & read.marker_texts else frozenset(),
     )
-    return AnswerPlan(read, options, answer)
+    return AnswerPlan(read, options, answer, ignored)
 
 
 async def _calls(
@@ -148,7 +156,7 @@ async def _compilable(
     tools: Sequence[Tool],
     make: Callable[[Sequence[Tool]], Grammar | None],
 ) -> Grammar | None:
-    """Returns the grammar that `make` builds, with any object for schemas that do not compile.
+    """Returns the grammar that `make` builds, with looser schemas for those that do not compile.
 
     Returns None if `make` does. Raises GrammarRefused for a strict schema that does not compile.
     """
@@ -166,7 +174,7 @@ async def _compilable(
 
 
 async def _without_refused(checker: TenantChecker, tools: Sequence[Tool]) -> list[Tool]:
-    """Checks the schema of each tool alone; replaces refused ones by any object.
+    """Checks the schema of each tool alone; replaces refused ones by looser ones, or any object.
 
     After `_MAX_REFUSED` refusals only strict schemas are checked, and all others become any object.
     Raises GrammarRefused for a strict schema.
@@ -174,14 +182,15 @@ async def _without_refused(checker: TenantChecker, tools: Sequence[Tool]) -> lis
     kept: list[Tool] = []
     num_refused = 0
     for tool in tools:
-        is_right = False
+        schema: Grammar = ANY_OBJECT
         if tool.is_strict or num_refused < _MAX_REFUSED:
+            requested = RequestedGrammar(tool.field, tool.schema, tool.loose_schema)
             try:
-                await checker.check(tool.field, as_sent(tool.schema))
-                is_right = True
+                schema = (await checker.check_requested(requested)).grammar
             except GrammarRefused:
                 if tool.is_strict:
                     raise
-                num_refused += 1
-        kept.append(tool if is_right else replace(tool, schema=ANY_OBJECT))
+            num_refused += schema is not tool.schema
+        assert isinstance(schema, JsonSchema), "the check returns what it was given"
+        kept.append(replace(tool, schema=schema))
     return kept

@@ -11,9 +11,12 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from splitserve_common import parse_json
 from splitserve_gateway.grammars.check_process import CheckProcess
+from splitserve_gateway.grammars.json_schemas import compilable, looser
 from splitserve_gateway.sharing import FairQueue
 from splitserve_grammars import (
     FIRST_TRIAL_CPU_S,
@@ -36,6 +39,7 @@ from splitserve_text import (
 )
 
 _MAX_SHARE = 4  # a tenant may have one in four of the waiting checks
+_TOO_DEEP = "is nested too deeply"
 _BROKEN = "the grammar could not be checked"
 
 _log = logging.getLogger(__name__)
@@ -209,6 +213,23 @@ class TenantChecker:
         """Checks a grammar as `GrammarChecker.check` does, in turns of this tenant."""
         return await self.checker.check(field, source, self.tenant)
 
+    async def check_requested(self, requested: RequestedGrammar) -> CheckedGrammar:
+        """Checks a requested grammar, and looser forms of a schema that need not hold entirely.
+
+        Raises GrammarRefused, which names what is wrong with the schema itself, and
+        GrammarCheckUnavailable.
+        """
+        field = requested.field
+        try:
+            return CheckedGrammar(await self.check(field, requested.source))
+        except GrammarRefused:
+            for form in looser(requested.loose_schema or {}):
+                with suppress(GrammarRefused):
+                    source = JsonSchema(json_text(field, form.schema))
+                    ignored = tuple(f"{field}.{path}" for path in form.ignored)
+                    return CheckedGrammar(await self.check(field, source), ignored)
+            raise
+
 
 class _Check:
     """Grammar that waits for a trial or is in one. `tenant`: the first that asked."""
@@ -278,10 +299,22 @@ Source = Grammar | Gbnf
 
 @dataclass(frozen=True, slots=True)
 class RequestedGrammar:
-    """Requested grammar and the name of its request field."""
+    """Requested grammar and the name of its request field.
+
+    `loose_schema`: the schema of `source`, if parts that cannot be compiled are to be ignored.
+    """
 
     field: str
     source: Source
+    loose_schema: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedGrammar:
+    """Grammar that compiles. `ignored`: paths of parts of its schema that it does not enforce."""
+
+    grammar: Grammar
+    ignored: tuple[str, ...] = ()
 
 
 def requested_grammar(body: Mapping[str, object]) -> RequestedGrammar | None:
@@ -306,7 +339,7 @@ def json_text(field: str, value: object) -> str:
     try:
         return checked_text(field, json.dumps(value, ensure_ascii=False, allow_nan=False))
     except (ValueError, RecursionError) as error:
-        raise GrammarRefused(field, "is nested too deeply, or is not JSON") from error
+        raise GrammarRefused(field, f"{_TOO_DEEP}, or is not JSON") from error
 
 
 def checked_text(field: str, text: object) -> str:
@@ -345,7 +378,7 @@ def _plain_format(field: str, form: Mapping[str, object]) -> RequestedGrammar | 
 
 
 def _json_schema(field: str, value: object, more: tuple[str, ...]) -> RequestedGrammar:
-    """Reads a `json_schema` format. The schema holds with `strict` and without it."""
+    """Reads a `json_schema` format. Without `strict`, parts that do not compile are ignored."""
     form = _object(field, value)
     _only(field, form, ("name", "description", "schema", "strict", *more))
     for key in ("name", "description"):
@@ -356,8 +389,21 @@ def _json_schema(field: str, value: object, more: tuple[str, ...]) -> RequestedG
     schema = form.get("schema")
     if schema is None:
         return RequestedGrammar(field, ANY_OBJECT)
-    field = f"{field}.schema"
-    return RequestedGrammar(field, JsonSchema(json_text(field, _object(field, schema))))
+    return _schema(f"{field}.schema", schema, is_loose=not form.get("strict"))
+
+
+def _schema(field: str, value: object, *, is_loose: bool = False) -> RequestedGrammar:
+    schema = compilable_schema(field, _object(field, value))
+    source = JsonSchema(json_text(field, schema))
+    return RequestedGrammar(field, source, schema if is_loose else None)
+
+
+def compilable_schema(field: str, schema: Mapping[str, object]) -> Mapping[str, object]:
+    """Returns `schema` as the compiler takes it. Raises GrammarRefused."""
+    try:
+        return compilable(schema)
+    except RecursionError as error:
+        raise GrammarRefused(field, _TOO_DEEP) from error
 
 
 def _structured_outputs(field: str, value: object) -> RequestedGrammar | None:
@@ -374,9 +420,16 @@ def _structured_outputs(field: str, value: object) -> RequestedGrammar | None:
 
 
 def _json(field: str, value: object) -> RequestedGrammar:
-    if isinstance(value, str):
-        return RequestedGrammar(field, JsonSchema(checked_text(field, value)))
-    return RequestedGrammar(field, JsonSchema(json_text(field, _object(field, value))))
+    if not isinstance(value, str):
+        return _schema(field, value)
+    text = checked_text(field, value)
+    try:
+        schema = parse_json(text)
+    except ValueError:
+        schema = None
+    # The compiler tells what is wrong with another text.
+    is_schema = isinstance(schema, dict)
+    return _schema(field, schema) if is_schema else RequestedGrammar(field, JsonSchema(text))
 
 
 def _regex(field: str, value: object) -> RequestedGrammar:
@@ -403,8 +456,8 @@ def _object(field: str, value: object) -> Mapping[str, object]:
 
 
 def _only(field: str, form: Mapping[str, object], known: tuple[str, ...]) -> None:
-    for key in form:
-        if key not in known:
+    for key, value in form.items():
+        if key not in known and value is not None:
             raise GrammarRefused(f"{field}.{key[:64]}", "is an unknown field")
 
 

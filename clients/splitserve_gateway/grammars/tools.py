@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from splitserve_gateway.grammars.checker import GrammarRefused, json_text
+from splitserve_gateway.grammars.checker import GrammarRefused, compilable_schema, json_text
 from splitserve_gateway.schemas import (
     AllowedChatChoice,
     ChatTool,
     ChatToolChoice,
     ChatToolName,
     FunctionDefinition,
+    ignored_names,
 )
 from splitserve_grammars.llguidance_text import OPTIONS_KEY
 from splitserve_text import (
@@ -28,12 +29,15 @@ from splitserve_text import (
     ToolCallFormat,
 )
 
+_NOT_SHOWN = ignored_names(FunctionDefinition)
+
 
 @dataclass(frozen=True, slots=True)
 class Tool:
     """Function that the model may call.
 
     `form`: the tool in the form of chat templates. `field`: path of its schema in the request.
+    `loose_schema`: as in RequestedGrammar.
     """
 
     name: str
@@ -42,6 +46,7 @@ class Tool:
     schema: JsonSchema
     is_strict: bool
     field: str
+    loose_schema: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +121,16 @@ def _tools(listed: Sequence[ChatTool]) -> tuple[Tool, ...]:
 def _tool(field: str, function: FunctionDefinition) -> Tool:
     field = f"{field}.parameters"
     parameters = _parameters(field, function.parameters)
-    fields = {name: getattr(function, name) for name in FunctionDefinition.model_fields}
+    schema = compilable_schema(field, parameters)
+    names = (name for name in FunctionDefinition.model_fields if name not in _NOT_SHOWN)
+    fields = {name: getattr(function, name) for name in names}
     form = {name: value for name, value in fields.items() if value is not None}
     return Tool(
         name=function.name,
         form={"type": "function", "function": form},
         parameters=parameters,
-        schema=JsonSchema(json_text(field, parameters)),
+        schema=JsonSchema(json_text(field, schema)),
+        loose_schema=None if function.strict else schema,
         is_strict=function.strict is True,
         field=field,
     )

@@ -38,9 +38,13 @@ BODY_TIMEOUT_S = 60.0
 
 
 async def read_body(
-    request: Request, schema: type[Schema], max_bytes: int, share: BodyShare
+    request: Request,
+    schema: type[Schema],
+    max_bytes: int,
+    share: BodyShare,
+    context: dict[str, object] | None = None,
 ) -> Schema:
-    """Reads the body and validates it against `schema`.
+    """Reads the body and validates it against `schema`, in the validation context `context`.
 
     Raises ApiError: 400 for an invalid body, 408 if it is late, 413 beyond `max_bytes`, 415 for a
     type other than JSON, 429 if there is no room for its `share` of all bodies.
@@ -52,11 +56,11 @@ async def read_body(
     except TimeoutError as error:
         raise late() from error
     if len(body) <= _SMALL_BYTES:
-        return _parse(body, schema)
-    return await asyncio.to_thread(_parse, body, schema)
+        return _parse(body, schema, context)
+    return await asyncio.to_thread(_parse, body, schema, context)
 
 
-def _parse(body: bytearray, schema: type[Schema]) -> Schema:
+def _parse(body: bytearray, schema: type[Schema], context: dict[str, object] | None) -> Schema:
     """Parses a body. Raises ApiError.
 
     Bodies whose parsing would hold Python's lock for long are refused before parsing.
@@ -66,7 +70,7 @@ def _parse(body: bytearray, schema: type[Schema]) -> Schema:
             message = f"the body has more than {most} {what}, also counted within texts"
             raise invalid(message, code="too_many_values")
     try:
-        return schema.model_validate_json(body)
+        return schema.model_validate_json(body, context=context)
     except ValidationError as error:
         raise refusal_of(error) from error
 
@@ -133,7 +137,7 @@ def refusal_of(error: ValidationError) -> ApiError:
     param = quoted(".".join(parts)) if parts else None
     if first["type"] == "json_invalid":
         return invalid(f"the body is not JSON: {first['msg']}", code="invalid_json")
-    if first["type"] == "extra_forbidden":
+    if first["type"] == "unknown_field":
         return invalid(f"unknown field {param!r}", param, "unknown_field")
     if first["type"] == "missing":
         return invalid(f"{param} is required", param, "missing_field")

@@ -2,6 +2,7 @@
 
 from splitserve_gateway.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from splitserve_gateway.schemas.base import (
+    IGNORES_UNKNOWN,
     ApiRequest,
     SchedulingFields,
     StreamOptions,
@@ -15,6 +16,7 @@ from splitserve_gateway.schemas.chat import (
     DetokenizeRequest,
     FunctionCall,
     RefusalPart,
+    ThinkingFields,
     TokenizeRequest,
     ToolCall,
 )
@@ -75,6 +77,7 @@ from splitserve_gateway.schemas.vectors import (
 
 __all__ = [
     "GRAMMAR_FIELDS",
+    "IGNORES_UNKNOWN",
     "AllowedChatChoice",
     "AllowedChatTools",
     "ApiRequest",
@@ -120,6 +123,7 @@ __all__ = [
     "SystemMessage",
     "Thinking",
     "ThinkingBlock",
+    "ThinkingFields",
     "TokenizeRequest",
     "ToolCall",
     "ToolResultBlock",

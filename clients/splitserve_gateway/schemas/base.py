@@ -1,9 +1,9 @@
 """Base of all request bodies: field types, and rules for refused and ignored fields.
 
-A field that is not declared is refused by name, and so is a field declared as `Refused` with a
-value that is not null. An `Ignored` field has no effect, and a header of the answer reports that.
-Null is the same as absent. The rules hold at every depth; only `FreeObject` and `FreeJson` accept
-any keys.
+A field that is not declared is refused by name unless null, and so is a field declared as
+`Refused`. An `Ignored` field has no effect, and a header of the answer reports that. Null is the
+same as absent. The rules hold at every depth; only `FreeObject` and `FreeJson` accept any keys.
+With the context `IGNORES_UNKNOWN`, validation treats fields that are not declared as ignored.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     PrivateAttr,
+    ValidationInfo,
     WithJsonSchema,
 )
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError, PydanticUseDefault
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticUseDefault
 
 # Ranges of the scheduler's messages; the scheduler checks narrower ranges.
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
@@ -126,15 +129,40 @@ IGNORED = "ignored"
 Ignored = Annotated[Any, IGNORED, Field(description="Accepted and ignored.")]
 # Replaces null by the default of a field whose default is not None.
 NULL_IS_DEFAULT = BeforeValidator(_default_for_null)
+# Replaces an empty text by null.
+EMPTY_IS_NULL = BeforeValidator(lambda value: None if value == "" else value)
 Flag = Annotated[bool, NULL_IS_DEFAULT]
+
+# Validation context in which fields that are not declared are ignored.
+IGNORES_UNKNOWN: dict[str, object] = {"unknown_fields": "ignore"}
+_MAX_NAME_CHARS = 80
+
+
+def _check_unknown(value: object, info: ValidationInfo) -> bool:
+    """Returns whether an undeclared field has a value, in place of the value."""
+    if value is not None and info.context != IGNORES_UNKNOWN:
+        raise PydanticCustomError("unknown_field", "is unknown")
+    return value is not None
 
 
 class ApiRequest(BaseModel):
-    """Request body, or a part of one. Refuses undeclared fields by name."""
+    """Request body, or a part of one. Refuses undeclared fields by name unless they are null."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
+    __pydantic_extra__: dict[str, Annotated[Any, AfterValidator(_check_unknown)]] = Field(
+        init=False
+    )
     _ignored: list[str] | None = PrivateAttr(None)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Describes an object without undeclared fields, which have no use."""
+        schema = handler(core_schema)
+        handler.resolve_ref_schema(schema)["additionalProperties"] = False
+        return schema
 
     @property
     def ignored(self) -> list[str]:
@@ -144,6 +172,11 @@ class ApiRequest(BaseModel):
             _find_ignored(self, "", found)
             self._ignored = sorted(found)
         return self._ignored
+
+    def add_ignored(self, paths: Collection[str]) -> None:
+        """Adds `paths` of parts of fields to the ignored fields."""
+        if paths:
+            self._ignored = sorted({*self.ignored, *paths})
 
     def forget(self, names: Collection[str]) -> None:
         """Sets the fields `names` to None, to free memory. `ignored` still includes their parts."""
@@ -164,10 +197,18 @@ class SchedulingFields(ApiRequest):
     request_id: Label | None = None
 
 
-class IgnoredFields(ApiRequest):
-    """Fields that official clients send and that have no effect here."""
+class ClientFields(ApiRequest):
+    """Fields that clients of several services send with every request and that have no effect."""
 
     metadata: Ignored = None
+    keep_alive: Ignored = None
+    num_ctx: Ignored = None
+    provider: Ignored = None
+
+
+class IgnoredFields(ClientFields):
+    """Fields that clients send with requests for text and that have no effect here."""
+
     store: Ignored = None
     service_tier: Ignored = None
     safety_identifier: Ignored = None
@@ -175,6 +216,8 @@ class IgnoredFields(ApiRequest):
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
     prediction: Ignored = None
+    transforms: Ignored = None
+    verbosity: Ignored = None
     spaces_between_special_tokens: Ignored = None
 
 
@@ -191,7 +234,12 @@ class StreamOptions(ApiRequest):
 
 def _find_ignored(body: ApiRequest, path: str, found: set[str]) -> None:
     ignored = ignored_names(type(body))
-    for name in body.model_fields_set:
+    extra = body.model_extra or {}
+    # A name of the caller's may have any characters and any length.
+    found.update(
+        path + ascii(name[:_MAX_NAME_CHARS])[1:-1] for name, is_given in extra.items() if is_given
+    )
+    for name in body.model_fields_set - extra.keys():
         value = getattr(body, name)
         if name in ignored:
             if value is not None:

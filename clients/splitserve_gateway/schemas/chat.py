@@ -8,6 +8,7 @@ from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag, mode
 from pydantic_core import PydanticCustomError
 
 from splitserve_gateway.schemas.base import (
+    EMPTY_IS_NULL,
     NULL_IS_DEFAULT,
     ApiRequest,
     Flag,
@@ -39,6 +40,7 @@ class TextPart(ApiRequest):
     type: Annotated[Literal["text"], text_type("text")]
     text: str
     prompt_cache_breakpoint: Ignored = None
+    cache_control: Ignored = None
 
 
 class RefusalPart(ApiRequest):
@@ -102,8 +104,13 @@ class ChatMessage(ApiRequest):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
+    id: Ignored = None
     annotations: Ignored = None
     parsed: Ignored = None
+    cache_control: Ignored = None
+    reasoning_details: Ignored = None
+    provider_specific_fields: Ignored = None
+    thinking_blocks: Ignored = None
     audio: Refused = None
     function_call: Refused = None
 
@@ -133,7 +140,40 @@ _NO_VARIABLES = {"messages", "tools", "documents", "add_generation_prompt"}
 TemplateVariables = Annotated[FreeObject, AfterValidator(_check_variables)]
 
 
-class ChatFields(ApiRequest):
+class ThinkingMode(ApiRequest):
+    """Whether the model thinks, in the form of Anthropic. `adaptive`: as the template decides."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Ignored = None
+
+
+def _kind_of_thinking(value: object) -> str:
+    return "<flag>" if isinstance(value, bool) else "<object>"
+
+
+class ThinkingFields(ApiRequest):
+    """Whether the model thinks, for chat templates that have a variable of either name."""
+
+    enable_thinking: bool | None = None
+    thinking: (
+        Annotated[
+            Annotated[bool, Tag("<flag>")] | Annotated[ThinkingMode, Tag("<object>")],
+            Discriminator(_kind_of_thinking),
+        ]
+        | None
+    ) = None
+
+    @property
+    def is_thinking(self) -> bool | None:
+        """Whether the model is to think; None if the template decides."""
+        if self.enable_thinking is not None:
+            return self.enable_thinking
+        if isinstance(self.thinking, ThinkingMode):
+            return {"enabled": True, "disabled": False}.get(self.thinking.type)
+        return self.thinking
+
+
+class ChatFields(ThinkingFields):
     """Fields that chat templates read."""
 
     messages: Annotated[list[ChatMessage], at_most(MAX_MESSAGES), described(minItems=1)] | None = (
@@ -167,7 +207,6 @@ class ChatRequest(ChatFields, SamplingFields):
     functions: Refused = None
     function_call: Refused = None
     audio: Refused = None
-    verbosity: Refused = None
     web_search_options: Refused = None
     moderation: Refused = None
 
@@ -214,7 +253,7 @@ class CompletionRequest(SamplingFields):
     prompt: _Prompt | None = None
     decoder_prompt: str | TokenIds | None = None
     logprobs: Annotated[Int32 | None, described(minimum=0, maximum=20)] = None
-    suffix: Refused = None
+    suffix: Annotated[Refused, EMPTY_IS_NULL] = None
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

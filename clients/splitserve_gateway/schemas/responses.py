@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag, WithJsonSchema
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from splitserve_gateway.schemas.base import (
     IGNORED,
@@ -28,6 +28,7 @@ from splitserve_gateway.schemas.chat import (
     MAX_PARTS,
     RefusalPart,
     TemplateVariables,
+    ThinkingFields,
     kind_of_part,
 )
 from splitserve_gateway.schemas.sampling import (
@@ -52,6 +53,7 @@ class ResponseTextPart(ApiRequest):
     logprobs: Ignored = None
     parsed: Ignored = None
     prompt_cache_breakpoint: Ignored = None
+    cache_control: Ignored = None
 
 
 Part = Annotated[
@@ -73,6 +75,7 @@ class Message(ApiRequest):
     id: Ignored = None
     status: _ItemStatus = None
     phase: Ignored = None
+    cache_control: Ignored = None
 
 
 class CalledFunction(ApiRequest):
@@ -152,7 +155,7 @@ class TextFields(ApiRequest):
     """Format of the answer's text (`text`)."""
 
     format: Annotated[FreeObject | None, WithJsonSchema(TEXT_FORMAT)] = None
-    verbosity: Refused = None
+    verbosity: Ignored = None
 
 
 class ReasoningFields(ApiRequest):
@@ -177,7 +180,15 @@ _Metadata = Annotated[
 ]
 
 
-class ResponsesRequest(SamplingFields):
+# "disabled" is what is done; "auto" would cut the beginning of an input that is too long.
+_Truncation = Annotated[
+    Literal["auto", "disabled"] | None,
+    BeforeValidator(lambda value: None if value == "disabled" else value),
+    IGNORED,
+]
+
+
+class ResponsesRequest(ThinkingFields, SamplingFields):
     """Request body of `/v1/responses`: OpenAI's fields, and the sampling fields of chats."""
 
     input: Input
@@ -196,7 +207,7 @@ class ResponsesRequest(SamplingFields):
     tools: Annotated[list[ResponseTool], at_most(MAX_TOOLS)] | None = None
     tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: Flag = True
-    truncation: Literal["disabled"] | None = None
+    truncation: _Truncation = None
     chat_template_kwargs: TemplateVariables | None = None
     metadata: _Metadata | None = None
     stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]

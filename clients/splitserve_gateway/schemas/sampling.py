@@ -96,6 +96,7 @@ class FunctionDefinition(ApiRequest):
     description: str | None = None
     parameters: FreeObject | None = None
     strict: bool | None = None
+    cache_control: Ignored = None
 
 
 class NamedFunction(ApiRequest):
@@ -119,6 +120,7 @@ class ChatTool(ApiRequest):
 
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: Ignored = None
 
 
 class ChatToolName(ApiRequest):
@@ -161,6 +163,7 @@ class ResponseTool(ApiRequest):
     description: str | None = None
     parameters: FreeObject | None = None
     strict: bool | None = None
+    cache_control: Ignored = None
     output_schema: Ignored = None
     allowed_callers: Refused = None
     defer_loading: Annotated[Literal[False] | None, Field(description="Refused if true.")] = None

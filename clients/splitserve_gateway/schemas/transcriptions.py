@@ -24,7 +24,7 @@ TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 class TranslationRequest(ApiRequest):
     """Form fields of a translation to English, without its file."""
 
-    model_config = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
+    model_config = ConfigDict(strict=False)
 
     model: Label | None = None
     prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARS)] | None = None

@@ -13,6 +13,7 @@ from pydantic.config import JsonDict
 from splitserve_gateway.schemas.base import (
     NULL_IS_DEFAULT,
     ApiRequest,
+    ClientFields,
     Flag,
     Int32,
     Name,
@@ -50,7 +51,7 @@ _Texts = Annotated[
 _Positive = Annotated[Int32, Field(ge=1)]
 
 
-class VectorFields(SchedulingFields):
+class VectorFields(ClientFields, SchedulingFields):
     """Fields of all requests for vectors."""
 
     truncate_prompt_tokens: Annotated[Int32, Field(ge=-1)] | None = None

@@ -23,6 +23,9 @@ from scheduler_service.scheduler.values import (
 )
 from splitserve_contract import DomainError
 
+# Clients of OpenAI's API look for these words when a prompt is too long.
+_CONTEXT = "This model's maximum context length is"
+
 
 def check_request(request: Request, config: SchedulerConfig) -> None:
     """Raises DomainError if `request` can never run under `config`."""
@@ -70,13 +73,14 @@ def check_prompt_length(num_prompt_tokens: int, config: SchedulerConfig) -> None
     if num_prompt_tokens > most and config.vectors is not None:
         raise DomainError(
             "PROMPT_TOO_LONG",
-            f"the prompt has {num_prompt_tokens} tokens; allowed: at most max_model_len {most}",
+            f"the prompt has {num_prompt_tokens} tokens; allowed: at most max_model_len {most}."
+            f" {_CONTEXT} {most} tokens",
         )
     if num_prompt_tokens > most:
         raise DomainError(
             "PROMPT_TOO_LONG",
-            f"the prompt has {num_prompt_tokens} tokens; allowed: at most "
-            f"{most}, one less than max_model_len {config.max_model_len}",
+            f"the prompt has {num_prompt_tokens} tokens; allowed: at most {most}, as the output has"
+            f" one. {_CONTEXT} {config.max_model_len} tokens",
         )
 
 
@@ -105,7 +109,7 @@ def check_encoder_length(
         raise DomainError(
             "PROMPT_TOO_LONG",
             f"encoder_token_ids has {num_encoder_tokens} tokens; allowed: at most {most}, the limit"
-            " of the model's encoder",
+            f" of the model's encoder. {_CONTEXT} {most} tokens",
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import httpx2
@@ -13,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from splitserve_client import Model
+from splitserve_gateway.config import GatewayConfig
 from splitserve_gateway.endpoints import Gateway, router
 from splitserve_gateway.http import ApiError, BodyBudget, model_unknown
 from splitserve_gateway.sharing import FairSemaphore
@@ -48,7 +48,7 @@ async def refuse(_: Request, error: ApiError) -> Response:
 )
 async def test_turn_is_left_when_model_is_awaited(path: str, body: dict[str, Any]) -> None:
     fleet: Any = MovingFleet()
-    config: Any = SimpleNamespace(max_body_bytes=2**20)
+    config = GatewayConfig(max_body_bytes=2**20)
     unused: Any = None
     app = FastAPI(exception_handlers={ApiError: refuse})
     app.include_router(router)

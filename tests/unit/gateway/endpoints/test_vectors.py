@@ -21,6 +21,7 @@ from tests.unit.gateway.endpoints.vector_gateway import (
     ids,
     text,
     vector,
+    vector_gateway,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -119,7 +120,7 @@ async def test_long_input_is_cut_to_the_model_or_refused(
 
     error = await gateway.refusal(PATH, "embedder", input=[[1], given] if first == 2 else given)
     assert error["code"] == "context_length_exceeded"
-    assert "the model takes at most 128 tokens" in error["message"]
+    assert "This model's maximum context length is 128 tokens" in error["message"]
     assert error["message"].startswith(f"{error['param']} has ")
     assert gateway.prompts("embedder") == []
 
@@ -375,3 +376,23 @@ async def test_disconnect_aborts_all_inputs(
 
 async def all_aborted(gateway: VectorGateway) -> None:
     await until(lambda: gateway.fleet.num_session_requests == 0)
+
+
+async def test_field_of_other_services_is_named_when_it_has_no_effect(
+    gateway: VectorGateway,
+) -> None:
+    bodies = {PATH: {"input": "t1"}, "/v1/rerank": {"query": "t1", "documents": ["t2"]}}
+    for path, body in bodies.items():
+        sent = {"model": "embedder", **body, "keep_alive": "5m", "frob": None}
+        response = await gateway.http.post(path, json=sent)
+        assert response.status_code == 200, response.text
+        assert response.headers["x-splitserve-ignored-fields"] == "keep_alive"
+
+
+async def test_unknown_field_of_a_form_or_body_is_named_when_so_configured() -> None:
+    async with vector_gateway(unknown_fields="ignore") as gateway:
+        response = await gateway.http.post(PATH, json={"model": "bare", "input": [1], "frob": 1})
+        assert response.headers["x-splitserve-ignored-fields"] == "frob"
+        form: Any = {"data": {"frob": "1"}, "files": {"file": ("a.wav", b"RIFF")}}
+        error = (await gateway.http.post("/v1/audio/transcriptions", **form)).json()["error"]
+        assert "frob" not in error["message"]

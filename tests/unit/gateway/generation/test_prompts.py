@@ -70,7 +70,7 @@ async def test_text_is_refused_when_its_beginning_is_too_long(
     assert raised.value.code == "context_length_exceeded"
     assert raised.value.param == ("messages" if is_chat else "prompt")
     assert "80000 characters" in raised.value.message
-    assert "at most 512 tokens" in raised.value.message
+    assert "context length is 512 tokens" in raised.value.message
 
 
 @pytest.mark.parametrize(

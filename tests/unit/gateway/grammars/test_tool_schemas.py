@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from splitserve_gateway.grammars import GrammarChecker, GrammarRefused, Source
-from splitserve_text import Grammar, Lark
+from splitserve_text import Grammar, JsonSchema, Lark
 from tests.unit.gateway.grammars.answer_rules import (
     POINT,
     WRITTEN,
@@ -34,6 +34,15 @@ async def test_schema_is_any_object_when_not_compilable_nor_strict(
     assert not accepts(grammar, WRITTEN["hermes"].replace("1", "[1]"))
 
 
+async def test_schema_holds_as_far_as_it_compiles_when_not_strict(checker: GrammarChecker) -> None:
+    odd = {**POINT, "not": {"required": ["a"]}}
+    grammar = await grammar_of(checker, rules("hermes", use_of(tools(odd=odd), "required", None)))
+    text = '<tool_call>\n{"name": "odd", "arguments": %s}\n</tool_call>'
+
+    assert accepts(grammar, text % '{"x": 3}')
+    assert not accepts(grammar, text % '{"x": "3"}')
+
+
 async def test_schema_is_refused_by_its_field_when_strict(checker: GrammarChecker) -> None:
     odd = {"type": "object", "not": {"required": ["a"]}}
     for choice in ("required", "auto"):
@@ -51,8 +60,8 @@ class RefusingChecker(GrammarChecker):
         self.num_refused = 0
 
     async def check(self, field: str, source: Source, tenant: str = "") -> Grammar:
-        assert isinstance(source, Lark)
-        if "odd" in source.grammar:
+        assert isinstance(source, JsonSchema | Lark)
+        if "odd" in (source.grammar if isinstance(source, Lark) else source.schema):
             self.num_refused += 1
             raise GrammarRefused(field, "odd")
         return source

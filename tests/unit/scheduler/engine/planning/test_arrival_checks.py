@@ -32,6 +32,7 @@ def refusal_of(prompt: int | list[int], driver: CoreDriver | None = None, **requ
 
 SMALL = {"num_device_blocks": 15}  # Of 60 slots.
 CROSS = {"features": frozenset({Feature.CROSS_ATTENTION})}
+SHORT = {**CROSS, "max_encoder_tokens": 8}
 BIASES = {"features": frozenset({Feature.LOGIT_BIAS})}
 ADAPTERS = {"features": frozenset({Feature.ADAPTERS}), "max_adapters": 0}
 BEAM = BeamParams(2)
@@ -42,6 +43,8 @@ BEAM = BeamParams(2)
     [
         (0, {}, {}, "PROMPT_EMPTY: prompt_token_ids is empty; allowed: 1 or more tokens"),
         (200, {}, {}, "PROMPT_TOO_LONG: the prompt has 200 tokens; allowed: at most 199"),
+        (200, {}, {}, "This model's maximum context length is 200 tokens"),
+        (1, {"encoder": [5] * 9}, SHORT, "This model's maximum context length is 8 tokens"),
         (60, {}, SMALL, "NEVER_FITS_KV_CACHE: prompt and max_tokens make 61 tokens"),
         (10, {"max_tokens": 51}, SMALL, "holds 60 (15 blocks of 4)"),
         # Two full blocks of the prompt are shared; each sequence has two of its own.
