@@ -217,6 +217,7 @@ class IgnoredFields(ClientFields):
     prompt_cache_retention: Ignored = None
     prediction: Ignored = None
     transforms: Ignored = None
+    usage: Ignored = None
     verbosity: Ignored = None
     spaces_between_special_tokens: Ignored = None
 

@@ -381,7 +381,10 @@ async def all_aborted(gateway: VectorGateway) -> None:
 async def test_field_of_other_services_is_named_when_it_has_no_effect(
     gateway: VectorGateway,
 ) -> None:
-    bodies = {PATH: {"input": "t1"}, "/v1/rerank": {"query": "t1", "documents": ["t2"]}}
+    bodies: dict[str, Any] = {
+        PATH: {"input": "t1"},
+        "/v1/rerank": {"query": "t1", "documents": ["t2"]},
+    }
     for path, body in bodies.items():
         sent = {"model": "embedder", **body, "keep_alive": "5m", "frob": None}
         response = await gateway.http.post(path, json=sent)
