@@ -179,13 +179,18 @@ class ChatChoice:
             shape["content"] = content
         if reasoning:
             shape["reasoning_content"] = shape["reasoning"] = reasoning
-        calls = [
-            _call_shape(part)
-            for part in parts
-            if isinstance(part, ToolCallStart | ToolCallArguments)
-        ]
+        # One entry per call: some clients read the first entry alone.
+        calls: dict[int, Json] = {}
+        for part in parts:
+            match part:
+                case ToolCallStart(index, call_id, name):
+                    function = {"name": name, "arguments": ""}
+                    calls[index] = {"id": call_id, "type": "function", "function": function}
+                case ToolCallArguments(index, text):
+                    call = calls.setdefault(index, {"function": {"arguments": ""}})
+                    call["function"]["arguments"] += text
         if calls:
-            shape["tool_calls"] = calls
+            shape["tool_calls"] = [{"index": index, **call} for index, call in calls.items()]
         return shape
 
     # -- complete ----------------------------------------------------------------------------------
@@ -267,10 +272,3 @@ class _Call:
     def shape(self) -> Json:
         function = {"name": self.name, "arguments": "".join(self.arguments)}
         return {"id": self.call_id, "type": "function", "function": function}
-
-
-def _call_shape(part: ToolCallStart | ToolCallArguments) -> Json:
-    if isinstance(part, ToolCallArguments):
-        return {"index": part.index, "function": {"arguments": part.text}}
-    function = {"name": part.name, "arguments": ""}
-    return {"index": part.index, "id": part.id, "type": "function", "function": function}

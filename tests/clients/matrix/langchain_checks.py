@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import openai
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
@@ -75,15 +74,14 @@ def structured() -> None:
     for model in models():
         for method, text in said.items():
             form = model.with_structured_output(Weather, method=method)
-            assert form.invoke(says(f"{text}")) == WEATHER, method
+            assert form.invoke(says(text)) == WEATHER, method
 
 
 def error() -> None:
     for model in models():
         try:
             model.invoke(TOO_LONG)
-        except openai.BadRequestError as refused:
-            assert isinstance(refused, ContextOverflowError), type(refused)
+        except ContextOverflowError:
             continue
         raise AssertionError("the prompt was not refused")
 

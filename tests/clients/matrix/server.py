@@ -84,6 +84,8 @@ class ScriptedScheduler(FakeScheduler):
 
 def answer(prompt: str) -> str:
     """What the model says after `prompt`."""
+    if "\x01" not in prompt:
+        prompt = f"\x01user\x02{prompt}\x01assistant\x02"  # of a completion
     turns = [turn.split("\x02", 1) for turn in prompt.split("\x01")[1:]]
     asked = [index for index, (role, text) in enumerate(turns) if role == "user" and "[[[" in text]
     if not asked:
