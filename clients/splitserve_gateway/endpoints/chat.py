@@ -179,18 +179,8 @@ class ChatChoice:
             shape["content"] = content
         if reasoning:
             shape["reasoning_content"] = shape["reasoning"] = reasoning
-        # One entry per call: some clients read the first entry alone.
-        calls: dict[int, Json] = {}
-        for part in parts:
-            match part:
-                case ToolCallStart(index, call_id, name):
-                    function = {"name": name, "arguments": ""}
-                    calls[index] = {"id": call_id, "type": "function", "function": function}
-                case ToolCallArguments(index, text):
-                    call = calls.setdefault(index, {"function": {"arguments": ""}})
-                    call["function"]["arguments"] += text
-        if calls:
-            shape["tool_calls"] = [{"index": index, **call} for index, call in calls.items()]
+        if calls := _call_shapes(parts):
+            shape["tool_calls"] = calls
         return shape
 
     # -- complete ----------------------------------------------------------------------------------
@@ -272,3 +262,20 @@ class _Call:
     def shape(self) -> Json:
         function = {"name": self.name, "arguments": "".join(self.arguments)}
         return {"id": self.call_id, "type": "function", "function": function}
+
+
+def _call_shapes(parts: Sequence[Part]) -> list[Json]:
+    """Returns one entry per call of `parts`: some clients read the first entry alone."""
+    shapes: dict[int, Json] = {}
+    functions: dict[int, dict[str, str]] = {}
+    for part in parts:
+        match part:
+            case ToolCallStart(index, call_id, name):
+                function = functions[index] = {"name": name, "arguments": ""}
+                shape = {"index": index, "id": call_id, "type": "function", "function": function}
+                shapes[index] = shape
+            case ToolCallArguments(index, text):
+                function = functions.setdefault(index, {"arguments": ""})
+                function["arguments"] += text
+                shapes.setdefault(index, {"index": index, "function": function})
+    return list(shapes.values())

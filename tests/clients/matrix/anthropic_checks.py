@@ -58,7 +58,11 @@ def tools() -> None:
     answer = client.messages.create(**asked)
     assert answer.stop_reason == "tool_use"
     (called,) = answer.content
-    result = {"type": "tool_result", "tool_use_id": called.id, "content": get_weather(**called.input)}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": called.id,
+        "content": get_weather(**called.input),
+    }
     asked["messages"] += [
         {"role": "assistant", "content": answer.content},
         {"role": "user", "content": [result]},

@@ -1,4 +1,4 @@
-"""Calls of a program of others, and their outcomes as lines of JSON: `python -m MODULE BASE_URL`."""
+"""Calls of a program of others; their outcomes as lines of JSON: `python -m MODULE BASE_URL`."""
 
 from __future__ import annotations
 

@@ -113,6 +113,6 @@ def _problem(check: Callable[[], object]) -> str:
         result = check()
         if inspect.iscoroutine(result):
             asyncio.run(result)
-    except BaseException:  # noqa: BLE001 - SystemExit of programs, too
+    except BaseException:
         return traceback.format_exc(limit=-4)
     return ""

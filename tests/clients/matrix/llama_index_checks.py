@@ -63,7 +63,9 @@ def stream() -> None:
 async def tools() -> None:
     tool = FunctionTool.from_defaults(get_weather)
     for streams in (False, True):
-        agent = FunctionAgent(tools=[tool], llm=model(), system_prompt="Be brief.", streaming=streams)
+        agent = FunctionAgent(
+            tools=[tool], llm=model(), system_prompt="Be brief.", streaming=streams
+        )
         assert str(await agent.run(ASKS_WEATHER)) == WEATHER_TOLD
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,8 @@ from typing import Any
 from tests.clients.matrix.stand_in import stand_in
 from tests.support.processes.forked import ROOT
 
-BODIES = Path(__file__).with_name("bodies")
+SCRIPTS = Path(__file__).parent
+BODIES = SCRIPTS / "bodies"
 ENVIRONMENTS = ROOT / ".tools" / "matrix"
 PACKAGES = {
     "openai": ["openai"],
@@ -34,44 +36,69 @@ PACKAGES = {
     "openai_agents": ["openai-agents"],
     "llama_index": ["llama-index-llms-openai-like", "llama-index-embeddings-openai-like"],
     "langchain": ["langchain-openai"],
+    "guidellm": ["guidellm"],
+    "lm_eval": ["lm-eval[api]", "pydantic"],
     "smolagents": ["smolagents[openai]"],
     "haystack": ["haystack-ai"],
     "autogen": ["autogen-agentchat", "autogen-ext[openai]"],
 }
+# Of Node; a client that starts only if it is named has two GB of packages.
+NODE_PACKAGES = {
+    "vercel_ai": ["ai", "@ai-sdk/openai-compatible", "zod"],
+    "promptfoo": ["promptfoo"],
+}
+_BY_NAME_ALONE = frozenset({"promptfoo"})
 # Longer texts of requests are cut: instructions of agents have many pages.
 _MAX_CHARS = 400
 _TIMEOUT_S = 300.0
 
 
 def environment(client: str, *, is_upgraded: bool = False) -> Path:
-    """The Python of the environment that has the client; the environment is made if need be."""
+    """The folder of the environment that has the client; it is made if need be."""
     folder = ENVIRONMENTS / client
-    python, ready = folder / "bin" / "python", folder / ".ready"
-    wanted = " ".join(PACKAGES[client])
+    packages = PACKAGES.get(client) or NODE_PACKAGES[client]
+    ready, wanted = folder / ".ready", " ".join(packages)
     if not is_upgraded and ready.exists() and ready.read_text(encoding="utf-8") == wanted:
-        return python
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*install, "--upgrade", *PACKAGES[client]], check=True)
+        return folder
+    if client in NODE_PACKAGES:
+        folder.mkdir(parents=True, exist_ok=True)
+        newest = [f"{package}@latest" for package in packages]
+        install = ["npm", "install", "--silent", "--ignore-scripts", "--prefix", str(folder)]
+        subprocess.run([*install, *newest], check=True)
+    else:
+        if not (folder / "bin").exists():
+            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "--quiet", "--upgrade", *packages], check=True)
     ready.write_text(wanted, encoding="utf-8")
-    return python
+    return folder
 
 
-def script(client: str, kind: str) -> Path:
-    """The script of the client: what it `calls`, or its `checks`."""
-    return Path(__file__).with_name(f"{client}_{kind}.py")
+def has_script(client: str, kind: str) -> bool:
+    """Whether there is a script of the client: what it `calls`, or its `checks`."""
+    return any(SCRIPTS.glob(f"{client}_{kind}.*"))
 
 
-def outcomes(script: Path, python: Path, base_url: str) -> Iterator[tuple[str, str]]:
+def command(client: str, kind: str, folder: Path) -> list[str]:
+    """The command that runs a script in an environment; the URL comes last."""
+    if client in NODE_PACKAGES:
+        # A module finds the packages beside it.
+        return ["node", str(shutil.copy(SCRIPTS / f"{client}_{kind}.mjs", folder / "checks.mjs"))]
+    return [str(folder / "bin" / "python"), "-m", f"tests.clients.matrix.{client}_{kind}"]
+
+
+def outcomes(command: Sequence[str], base_url: str) -> Iterator[tuple[str, str]]:
     """What a script writes: names of checks, and why they failed, empty if they did not."""
     done = subprocess.run(
-        [python, "-m", f"tests.clients.matrix.{script.stem}", base_url],
+        [*command, base_url],
         cwd=ROOT,
         env={
             **os.environ,
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             "OPENAI_API_KEY": "none",
+            "PROMPTFOO_CONFIG_DIR": str(ENVIRONMENTS / "promptfoo"),
+            "PROMPTFOO_DISABLE_TELEMETRY": "1",
+            "PROMPTFOO_DISABLE_UPDATE": "1",
             "PYTHONPATH": str(ROOT),
         },
         capture_output=True,
@@ -79,14 +106,13 @@ def outcomes(script: Path, python: Path, base_url: str) -> Iterator[tuple[str, s
         check=False,
         timeout=_TIMEOUT_S,
     )
-    if done.returncode:
-        yield "all", done.stderr
-        return
     # Some programs write to the standard output, too.
     for line in done.stdout.splitlines():
         if line.startswith('["check", '):
             _, name, problem = json.loads(line)
             yield name, problem
+    if done.returncode:
+        yield "run", done.stderr
 
 
 @contextmanager
@@ -104,10 +130,10 @@ def scripted_gateway() -> Iterator[str]:
         server.communicate()
 
 
-def check(client: str, python: Path, base_url: str) -> list[str]:
+def check(client: str, folder: Path, base_url: str) -> list[str]:
     """Runs the checks of a client, a line for each. Returns the row of the table."""
-    version, passed, failed = "?", [], []
-    for name, problem in outcomes(script(client, "checks"), python, base_url):
+    version, passed, failed = "?", list[str](), list[str]()
+    for name, problem in outcomes(command(client, "checks", folder), base_url):
         if name == "version":
             version = problem
             continue
@@ -116,10 +142,10 @@ def check(client: str, python: Path, base_url: str) -> list[str]:
     return [client, version, ", ".join(passed), ", ".join(failed)]
 
 
-def record(client: str, python: Path) -> list[str]:
+def record(client: str, folder: Path) -> list[str]:
     """Writes the bodies of the requests of a client. Returns a row of the table."""
     with stand_in() as server:
-        found = dict(outcomes(script(client, "calls"), python, server.url))
+        found = dict(outcomes(command(client, "calls", folder), server.url))
     _write_bodies(client, server.requests)
     for name, problem in found.items():
         sys.stdout.write(f"{client} {name}: {problem or 'recorded'}\n")
@@ -149,18 +175,21 @@ def main() -> int:
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--upgrade", action="store_true")
     parser.add_argument("--base-url")
-    parser.add_argument("clients", nargs="*", choices=[*PACKAGES, []])
+    parser.add_argument("clients", nargs="*", metavar="CLIENT")
     given = parser.parse_args()
     kind = "calls" if given.record else "checks"
-    clients = given.clients or [each for each in PACKAGES if script(each, kind).exists()]
-    pythons = {each: environment(each, is_upgraded=given.upgrade) for each in clients}
+    known = [name for name in (*PACKAGES, *NODE_PACKAGES) if has_script(name, kind)]
+    if unknown := set(given.clients).difference(known):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; allowed: {', '.join(known)}")
+    clients = given.clients or [name for name in known if name not in _BY_NAME_ALONE]
+    folders = {name: environment(name, is_upgraded=given.upgrade) for name in clients}
     if given.record:
-        rows = [record(each, python) for each, python in pythons.items()]
+        rows = [record(name, folder) for name, folder in folders.items()]
     elif given.base_url is not None:
-        rows = [check(each, python, given.base_url) for each, python in pythons.items()]
+        rows = [check(name, folder, given.base_url) for name, folder in folders.items()]
     else:
         with scripted_gateway() as url:
-            rows = [check(each, python, url) for each, python in pythons.items()]
+            rows = [check(name, folder, url) for name, folder in folders.items()]
     sys.stdout.write("\n| client | version | passed | failed |\n|---|---|---|---|\n")
     sys.stdout.writelines(f"| {' | '.join(row)} |\n" for row in rows)
     return int(any(failed for *_, failed in rows))

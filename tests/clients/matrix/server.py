@@ -4,7 +4,7 @@ Writes its URL to the standard output, and runs until the standard input ends.
 
 The last user message has the answers between `[[[` and `]]]`, separated by `|||`: the first answers
 that message, the next ones the results of tools. `{result}` in an answer is the last result,
-`{aborted}` the number of requests that were aborted. An answer that ends with `{hold}` does not end.
+`{aborted}` the number of aborted requests. An answer that ends with `{hold}` does not end.
 """
 
 from __future__ import annotations
