@@ -40,7 +40,10 @@ class TemplateOptions(TypedDict, total=False):
 
 
 class ChatTemplates:
-    """Chat templates of a model, by name. Thread-safe. `text`: the source of all templates."""
+    """Chat templates of a model, by name. Thread-safe.
+
+    `text`: the source of all templates. `default`: that of the default one, None if there is none.
+    """
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class ChatTemplates:
         sandbox = sandbox or Sandbox()
         self._templates = {name: _Template(sandbox, sources[name]) for name in sources}
         self.text = "\n".join(sources.values())
+        self.default = sources.get(_DEFAULT)
 
     @classmethod
     def from_files(

@@ -31,6 +31,7 @@ PACKAGES = {
     "openai": ["openai"],
     "anthropic": ["anthropic"],
     "litellm": ["litellm", "mcp"],
+    "litellm_proxy": ["litellm[proxy]"],
     "instructor": ["instructor"],
     "pydantic_ai": ["pydantic-ai-slim[openai,anthropic]"],
     "openai_agents": ["openai-agents"],
