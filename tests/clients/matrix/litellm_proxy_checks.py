@@ -32,9 +32,9 @@ from tests.clients.matrix.checks import (
     Weather,
     get_weather,
     num_aborted,
-    run,
     says,
     wait_aborted,
+    write_outcomes,
 )
 
 
@@ -48,8 +48,8 @@ def proxy() -> Iterator[openai.OpenAI]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(json.dumps(config), encoding="utf-8")
-        program = Path(sys.executable).with_name("litellm")
-        command = [program, "--config", path, "--host", "127.0.0.1", "--port", str(port)]
+        program = str(Path(sys.executable).with_name("litellm"))
+        command = [program, "--config", str(path), "--host", "127.0.0.1", "--port", str(port)]
         with subprocess.Popen(command, stdout=sys.stderr) as process:
             try:
                 _wait_ready(f"http://127.0.0.1:{port}/health/liveliness", process)
@@ -131,7 +131,7 @@ def main() -> None:
                     pass
             wait_aborted(before)
 
-        run("litellm", chat, stream, tools, structured, error, cancel)
+        write_outcomes("litellm", chat, stream, tools, structured, error, cancel)
 
 
 if __name__ == "__main__":
