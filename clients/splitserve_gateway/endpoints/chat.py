@@ -265,17 +265,16 @@ class _Call:
 
 
 def _call_shapes(parts: Sequence[Part]) -> list[Json]:
-    """Returns one entry per call of `parts`: some clients read the first entry alone."""
+    """Returns one JSON delta for each call: some clients read only the first of an event."""
     shapes: dict[int, Json] = {}
-    functions: dict[int, dict[str, str]] = {}
     for part in parts:
         match part:
             case ToolCallStart(index, call_id, name):
-                function = functions[index] = {"name": name, "arguments": ""}
-                shape = {"index": index, "id": call_id, "type": "function", "function": function}
-                shapes[index] = shape
+                function = {"name": name, "arguments": ""}
+                shapes[index] = {
+                    "index": index, "id": call_id, "type": "function", "function": function,
+                }  # fmt: skip
             case ToolCallArguments(index, text):
-                function = functions.setdefault(index, {"arguments": ""})
-                function["arguments"] += text
-                shapes.setdefault(index, {"index": index, "function": function})
+                empty: Json = {"index": index, "function": {"arguments": ""}}
+                shapes.setdefault(index, empty)["function"]["arguments"] += text
     return list(shapes.values())
