@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -50,11 +52,13 @@ def proxy() -> Iterator[openai.OpenAI]:
         path.write_text(json.dumps(config), encoding="utf-8")
         program = str(Path(sys.executable).with_name("litellm"))
         command = [program, "--config", str(path), "--host", "127.0.0.1", "--port", str(port)]
-        with subprocess.Popen(command, stdout=sys.stderr) as process:
+        key = f"sk-{secrets.token_hex(32)}"
+        environ = {**os.environ, "LITELLM_MASTER_KEY": key}
+        with subprocess.Popen(command, stdout=sys.stderr, env=environ) as process:
             try:
                 _wait_ready(f"http://127.0.0.1:{port}/health/liveliness", process)
                 yield openai.OpenAI(
-                    base_url=f"http://127.0.0.1:{port}/v1", api_key=API_KEY, max_retries=0
+                    base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0
                 )
             finally:
                 process.terminate()
