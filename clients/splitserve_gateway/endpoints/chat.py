@@ -267,14 +267,14 @@ class _Call:
 def _call_shapes(parts: Sequence[Part]) -> list[Json]:
     """Returns one JSON delta for each call: some clients read only the first of an event."""
     shapes: dict[int, Json] = {}
+    functions: dict[int, dict[str, str]] = {}
     for part in parts:
         match part:
             case ToolCallStart(index, call_id, name):
-                function = {"name": name, "arguments": ""}
-                shapes[index] = {
-                    "index": index, "id": call_id, "type": "function", "function": function,
-                }  # fmt: skip
+                functions[index] = {"name": name, "arguments": ""}
+                shapes[index] = {"index": index, "id": call_id, "type": "function"}
             case ToolCallArguments(index, text):
-                empty: Json = {"index": index, "function": {"arguments": ""}}
-                shapes.setdefault(index, empty)["function"]["arguments"] += text
-    return list(shapes.values())
+                function = functions.setdefault(index, {"arguments": ""})
+                function["arguments"] += text
+                shapes.setdefault(index, {"index": index})
+    return [{**shape, "function": functions[index]} for index, shape in shapes.items()]
