@@ -29,9 +29,9 @@ from scheduler_service.watching import OperatorLog, RequestRefused, Submission, 
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_contract import DomainError
 
-# Limit of unread bytes of all streams together, in multiples of the limit of one stream.
 # Longest wait for an executor to load an adapter that an operator registers.
 _LOAD_AHEAD_S = 20.0
+# Limit of unread bytes of all streams together, in multiples of the limit of one stream.
 _NUM_UNREAD_STREAMS = 16
 # Watchers are told the name of the model in turns of these events.
 _NAMES_MODEL = frozenset({events.RequestSubmitted, events.ExecutorConnected})

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from splitserve_cli.checks.adapters import check_adapters
-from splitserve_cli.checks.cluster import check_executors, check_model
+from splitserve_cli.checks.cluster import check_executors, check_model, check_tool_calls
 from splitserve_cli.checks.connection import TlsWords, check_connection
 from splitserve_cli.checks.finding import (
     Finding,
@@ -165,6 +165,8 @@ async def _scheduler_findings(
         config: ClientConfig = operators_config(arguments)
         async with AsyncClient(arguments.address, config) as client:
             found, model = await check_model(client)
+            if model is not None:
+                found += await check_tool_calls(client.get_tokenizer)
     except (SecurityUnusable, CredentialsUnusable) as error:
         problem = wrong(
             "credentials", str(error), "the scheduler cannot be queried", "check that file"

@@ -37,7 +37,7 @@ def main() -> int:
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     try:
         config = GatewayConfig.from_options(values)
-    except SecurityUnusable as error:
+    except (SecurityUnusable, FilesUnusable) as error:
         say_why_not("gateway", error)
         return 2
     try:

@@ -47,7 +47,7 @@ from splitserve_gateway.http import (
     quoted,
 )
 from splitserve_gateway.sharing import FairSemaphore, Shares
-from splitserve_gateway.upstreams import Fleet
+from splitserve_gateway.upstreams import ChatRules, Fleet
 
 if TYPE_CHECKING:
     from splitserve_gateway.metrics import GatewayMetrics
@@ -105,7 +105,8 @@ def build_app(
         tokenizing = FairSemaphore(_NUM_TOKENIZING, max_requests)
         decoding = FairSemaphore(_NUM_DECODING, max_requests)
         try:
-            async with Fleet(schedulers, unread, to_schedulers) as fleet:
+            chats = ChatRules(config.chat_template, config.tool_call_parser == "auto")
+            async with Fleet(schedulers, unread, to_schedulers, chats=chats) as fleet:
                 app.state.callers = KnownCallers(partial(identify, fleet), time.monotonic)
                 app.state.gateway = Gateway(
                     config, fleet, exchanges, checker, bodies, tokenizing, decoding, operators

@@ -7,10 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from splitserve_common import ANY, is_address, is_loopback, missing_for_http, split_hosts
+from splitserve_common import (
+    ANY,
+    FilesUnusable,
+    is_address,
+    is_loopback,
+    missing_for_http,
+    read_bytes,
+    split_hosts,
+)
 from splitserve_metrics import MetricsAddress
 from splitserve_rpc import SecurityUnusable, TlsFiles, check_exposure, check_pair
-from splitserve_text import ReasoningParserName, ToolCallParserName
+from splitserve_text import (
+    ChatTemplateFailed,
+    ChatTemplates,
+    ReasoningParserName,
+    ToolCallParserName,
+)
 from splitserve_tracing import TraceConfig
 
 _MIB = 2**20
@@ -44,6 +57,7 @@ class GatewayConfig:
     `allowed_hosts`: further host names that callers without a credential may use. `live`: None if
     no live page is served. `operator_schedulers`: addresses of schedulers for operators.
     `allow_adapter_loading`: whether callers without a credential may load and unload adapters.
+    `chat_template`: source of a chat template in place of the models' own; None to use theirs.
     `tool_call_parser`, `reasoning_parser`: the model's notation; auto: detected by its chat
     template. `unknown_fields`: what is done with fields of requests that are not known.
     """
@@ -60,6 +74,7 @@ class GatewayConfig:
     max_concurrent_requests: int = 4096
     max_unread_bytes: int = 16 * _MIB
     drain_timeout_s: float = 10.0
+    chat_template: str | None = None
     tool_call_parser: ToolCallParserName = "auto"
     reasoning_parser: ReasoningParserName = "auto"
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
@@ -88,7 +103,7 @@ class GatewayConfig:
     def from_options(cls, values: Mapping[str, Any]) -> GatewayConfig:
         """Builds the configuration from parsed options, whose types and ranges are already checked.
 
-        Raises SecurityUnusable.
+        Raises SecurityUnusable, and FilesUnusable for the chat template.
         """
         http_tls = _http_tls(values)
         gateway_key_file = _path(values["gateway_key_file"])
@@ -123,6 +138,7 @@ class GatewayConfig:
             max_concurrent_requests=values["max_concurrent_requests"],
             max_unread_bytes=values["max_unread_mib"] * _MIB,
             drain_timeout_s=values["drain_timeout_s"],
+            chat_template=_chat_template(_path(values["chat_template"])),
             tool_call_parser=values["tool_call_parser"],
             reasoning_parser=values["reasoning_parser"],
             unknown_fields=values["unknown_fields"],
@@ -177,6 +193,18 @@ def _check_plain_text(schedulers: str) -> None:
                 "keys of the gateway and its callers would be sent in plain text "
                 "(docs/security.md); --insecure allows it"
             )
+
+
+def _chat_template(path: Path | None) -> str | None:
+    """Returns the source of the chat template in a file. Raises FilesUnusable."""
+    if path is None:
+        return None
+    try:
+        source = read_bytes(path).decode()
+        ChatTemplates({"default": source}, {})
+    except (UnicodeDecodeError, ChatTemplateFailed) as error:
+        raise FilesUnusable(f"--chat-template {path}: {error}") from error
+    return source
 
 
 def _path(value: str | None) -> Path | None:

@@ -13,6 +13,14 @@ from splitserve_text.answer_reader import (
     ToolCallArguments,
     ToolCallStart,
 )
+from splitserve_text.call_formats import (
+    FORMATS,
+    HERMES,
+    JSON,
+    MISTRAL,
+    ToolCallFormat,
+    tool_calls_of,
+)
 from splitserve_text.chat_template import ChatTemplates, Message, TemplateOptions
 from splitserve_text.detokenizer import Detokenizer, make_detokenizer
 from splitserve_text.errors import (
@@ -22,20 +30,10 @@ from splitserve_text.errors import (
     TokenizerUnavailable,
 )
 from splitserve_text.output_parser import (
-    FORMATS,
-    HERMES,
-    JSON,
-    MISTRAL,
-    MISTRAL_THINK,
-    REASONING_MARKS,
-    THINK,
     OutputFormat,
     OutputParser,
     ParserOptions,
-    ReasoningMarks,
     ReasoningParserName,
-    ReasoningState,
-    ToolCallFormat,
     ToolCallParserName,
 )
 from splitserve_text.output_text import (
@@ -47,6 +45,13 @@ from splitserve_text.output_text import (
     TextRules,
     TokenNumbers,
 )
+from splitserve_text.reasoning import (
+    MISTRAL_THINK,
+    REASONING_MARKS,
+    THINK,
+    ReasoningMarks,
+    ReasoningState,
+)
 from splitserve_text.speech import SpeechTask, SpeechTokens
 from splitserve_text.template_limits import TemplateLimits
 from splitserve_text.template_sandbox import Sandbox
@@ -54,6 +59,7 @@ from splitserve_text.template_shapes import MessageShapes
 from splitserve_text.token_texts import TokenTexts
 from splitserve_text.tokenizer import AnyPrompt, Prompt, Tokenizer, as_prompt
 from splitserve_text.tool_calls import ToolSchemas
+from splitserve_text.unknown_calls import has_unknown_calls
 from splitserve_text.values import (
     NO_TRACE,
     BeamSearch,
@@ -152,5 +158,7 @@ __all__ = [
     "Usage",
     "VectorTexts",
     "as_prompt",
+    "has_unknown_calls",
     "make_detokenizer",
+    "tool_calls_of",
 ]

@@ -32,6 +32,7 @@ class Reader:
         self._position = 0
         self._num_dropped = 0  # characters before `_text`
         self._has_ended = False
+        self.has_met_end = False  # more text was needed than there is
         self._recorders: list[Callable[[str], None]] = []
         self._recorded: list[int] = []  # position up to which each recorder has the text
 
@@ -82,6 +83,7 @@ class Reader:
         """Returns the next characters without reading them; fewer at the end of the text."""
         while len(self._text) - self._position < num_chars and not self._has_ended:
             yield
+        self.has_met_end |= len(self._text) - self._position < num_chars
         return self._text[self._position : self._position + num_chars]
 
     def skip(self, num_chars: int) -> None:
@@ -97,6 +99,7 @@ class Reader:
                 pieces.append(match.group())
                 self._position = match.end()
             if self._position < len(self._text) or self._has_ended:
+                self.has_met_end |= self._position == len(self._text)
                 return "".join(pieces)
             yield
 
@@ -125,19 +128,23 @@ class Reader:
         if (yield from self.one_of((text,))) is None:
             raise NotAsExpected
 
-    def until(self, stops: Stops, write: Callable[[str], None]) -> Reading[str | None]:
+    def until(
+        self, stops: Stops, write: Callable[[str], None], *, leaves_beginning: bool = False
+    ) -> Reading[str | None]:
         """Reads through the first of `stops` and returns the stop; None at the end of the text.
 
         Passes the text before the stop to `write` as soon as it cannot be the beginning of a stop.
+        `leaves_beginning`: at the end of the text, leave the beginning of a stop unread.
         """
         while True:
             match = stops.pattern.search(self._text, self._position) if stops.texts else None
-            if match is not None:
+            end = len(self._text)
+            if not self._has_ended or leaves_beginning:
+                end -= stops.num_held_back(self._text, self._position)
+            if match is not None and (match.start() < end or self._has_ended):
                 end = match.start()
-            elif self._has_ended:
-                end = len(self._text)
-            else:
-                end = len(self._text) - stops.num_held_back(self._text, self._position)
+            else:  # what comes next may belong to an earlier or longer stop
+                match = None
             if end > self._position:
                 write(self._text[self._position : end])
             self._position = end
@@ -145,8 +152,15 @@ class Reader:
                 self._position = match.end()
                 return match.group()
             if self._has_ended:
+                self.has_met_end = True
                 return None
             yield
+
+    def rest(self) -> str:
+        """Reads and returns all text received so far."""
+        rest = self._text[self._position :]
+        self._position = len(self._text)
+        return rest
 
 
 @functools.lru_cache(maxsize=64)
@@ -189,6 +203,7 @@ class AnswerWriter:
         self._max_calls = max_calls
         self._hidden = hidden
         self._num_calls = 0
+        self._ids: set[str] = set()
         self._held_space: list[str] | None = []  # None: content has begun
 
     def content(self, text: str) -> None:
@@ -207,16 +222,19 @@ class AnswerWriter:
         if visible:
             self.content(visible)
 
-    def start_call(self, name: str) -> None:
-        """Starts a call of the tool `name`."""
+    def start_call(self, name: str, call_id: str | None = None) -> None:
+        """Starts a call of the tool `name`. `call_id`: the model's own id, used if it is unique."""
         self._held_space = []
         self._num_calls += 1
         if not self._is_dropping():
-            self.deltas.append(ToolCallStart(self._num_calls - 1, self._new_id(), name))
+            if call_id is None or call_id in self._ids:
+                call_id = self._new_id()
+            self._ids.add(call_id)
+            self.deltas.append(ToolCallStart(self._num_calls - 1, call_id, name))
 
     def call_arguments(self, text: str) -> None:
         """Writes arguments of the started call."""
-        if not self._is_dropping():
+        if text and not self._is_dropping():
             self.deltas.append(ToolCallArguments(self._num_calls - 1, text))
 
     def finish(self) -> None:
@@ -245,7 +263,7 @@ class ContentDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """Piece of the model's reasoning before the answer."""
+    """Piece of the model's reasoning."""
 
     text: str
 

@@ -42,7 +42,9 @@ class TemplateOptions(TypedDict, total=False):
 class ChatTemplates:
     """Chat templates of a model, by name. Thread-safe.
 
-    `text`: the source of all templates. `default`: that of the default one, None if there is none.
+    `text`: the source of all templates, and the texts of the `response_template`.
+    `response_template`: the model's own description of its answers, unchecked; None without one.
+    `default`: the source of the default template; None if there is none.
     """
 
     def __init__(
@@ -50,13 +52,16 @@ class ChatTemplates:
         sources: Mapping[str, str],
         special_tokens: Mapping[str, str],
         sandbox: Sandbox | None = None,
+        *,
+        response_template: object = None,
     ) -> None:
         """Compiles `sources`. Raises ChatTemplateFailed if a source is no valid template."""
         self._special_tokens = dict(special_tokens)
         sandbox = sandbox or Sandbox()
         self._templates = {name: _Template(sandbox, sources[name]) for name in sources}
-        self.text = "\n".join(sources.values())
         self.default = sources.get(_DEFAULT)
+        self.response_template = response_template
+        self.text = "\n".join([*sources.values(), *_texts_in(response_template)])
 
     @classmethod
     def from_files(
@@ -77,7 +82,9 @@ class ChatTemplates:
             elif name.startswith(_FOLDER) and name.endswith(_SUFFIX):
                 name = name.removeprefix(_FOLDER).removesuffix(_SUFFIX)
                 sources[name] = content.decode("utf-8", "replace")
-        return cls(sources, special_tokens) if sources else None
+        if not sources:
+            return None
+        return cls(sources, special_tokens, response_template=config.get("response_template"))
 
     def render(
         self,
@@ -200,6 +207,15 @@ def _named_sources(template: object) -> dict[str, str]:
     entries = [entry for entry in template if isinstance(entry, dict)]
     named = {entry.get("name"): entry.get("template") for entry in entries}
     return {k: v for k, v in named.items() if isinstance(k, str) and isinstance(v, str)}
+
+
+def _texts_in(value: object) -> list[str]:
+    """Returns all texts in a value of JSON types; patterns without their backslashes."""
+    if isinstance(value, str):
+        return [value.replace("\\", "")]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return [text for item in value for text in _texts_in(item)] if isinstance(value, list) else []
 
 
 # -- continuing a message --------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from splitserve_common import parse_json
 from splitserve_text.chat_template import ChatTemplates, Message, TemplateOptions
 from splitserve_text.detokenizer import Detokenizer, make_detokenizer
 from splitserve_text.errors import ChatTemplateFailed, InvalidRequest, TokenizerUnavailable
+from splitserve_text.output_parser import OutputFormat
+from splitserve_text.response_template import described_calls, described_reasoning
 from splitserve_text.token_texts import TokenTexts
 from splitserve_text.vector_texts import VectorTexts, with_lower_case
 
@@ -53,8 +55,10 @@ class Tokenizer:
         self._texts: dict[bool, TokenTexts] = {}
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> Self:
+    def from_files(cls, files: Mapping[str, bytes], chat_template: str | None = None) -> Self:
         """Builds the tokenizer from `tokenizer.json` and optional other files, by name.
+
+        `chat_template`: source of a chat template in place of the model's own ones.
 
         Raises TokenizerUnavailable if `tokenizer.json` is missing or a file is not readable, and
         ChatTemplateFailed.
@@ -74,9 +78,13 @@ class Tokenizer:
         if _read_json(files, "sentence_bert_config.json").get("do_lower_case") is True:
             with_lower_case(tokenizer)
         sentence_config = _read_json(files, "config_sentence_transformers.json")
+        if chat_template is None:
+            templates = ChatTemplates.from_files(files, config, special_tokens)
+        else:
+            templates = ChatTemplates({"default": chat_template}, special_tokens)
         return cls(
             tokenizer,
-            ChatTemplates.from_files(files, config, special_tokens),
+            templates,
             VectorTexts.from_config(tokenizer, config, sentence_config),
             special_tokens,
         )
@@ -201,6 +209,12 @@ class Tokenizer:
     def chat_template_text(self) -> str:
         """Source of all chat templates; shows the model's notation of tool calls."""
         return "" if self._chat_templates is None else self._chat_templates.text
+
+    @cached_property
+    def described_format(self) -> OutputFormat:
+        """Notations that the model's `response_template` describes."""
+        template = None if self._chat_templates is None else self._chat_templates.response_template
+        return OutputFormat(described_calls(template), described_reasoning(template))
 
     @property
     def has_chat_template(self) -> bool:

@@ -1,127 +1,176 @@
-"""Readers of tool calls: JSON objects, Qwen3-Coder's tags, and the JSON values within."""
+"""Writer of one tool call after the other, and the bodies that calls have in models' answers.
+
+A call is written from its name on while it is read: `arguments` are a JSON object, as the model
+wrote it if its notation is JSON, otherwise rewritten as JSON value by value.
+"""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from splitserve_common import parse_json
-from splitserve_text.answer_reader import AnswerWriter, NotAsExpected, Reader, Reading, Stops
+from splitserve_text.answer_reader import AnswerWriter, NotAsExpected, Reader, Reading
+from splitserve_text.json_reader import is_json, read_string, read_value
+from splitserve_text.literals import PYTHON, Dialect, escaped, read_literal, read_object
 
 # Schemas of the tools' parameters by the tools' names.
 ToolSchemas = Mapping[str, Mapping[str, Any]]
 
+_NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
-_BARE_KEYS = ("name", *_ARGUMENTS, "type", "id")  # the only keys of a call without a mark before it
+# The only keys of a call without a mark before it.
+_BARE_KEYS = (*_NAMES, *_ARGUMENTS, "function", "type", "id", "tool_call_id")
 _MAX_QUOTED_CHARS = 65_536  # bound on arguments written as a string, which are decoded in one step
 _MAX_NAME_CHARS = 256
+MAX_KEY_CHARS = 256
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_NAME = re.compile(r"[^\s<>{}\[\]]*")
+_NAME = re.compile(r"[^\s<>{}\[\]()]*")
+_CALL_ID = re.compile(r"[0-9A-Za-z_-]*")
+_IDENTIFIER = re.compile(r"\w*")
 
 
 @dataclass(slots=True)
 class CallReader:
-    """Reads tool calls; writes each call once it is complete and valid.
+    """Reads tool calls and writes them as they are read.
 
-    `barred`: names of tools that may not be called. `streams_arguments`: arguments are written as
-    they arrive if the name came before them. `unwritten`: text read since the last written call; it
-    becomes content if it turns out not to be a call.
+    `barred`: names of tools that may not be called. `unwritten`: text read since something was
+    written; it becomes content if it turns out not to be a call. `opener`: the marker before the
+    next call. `is_marked`: a marker announces calls here; without one only calls of known tools
+    count. `is_open`: a call has begun and its arguments are not complete; `is_closing`: they are
+    complete, and notation follows. `is_verbatim`: the arguments of the open call are text of the
+    answer.
     """
 
     reader: Reader
     writer: AnswerWriter
     tools: ToolSchemas
     barred: frozenset[str]
-    streams_arguments: bool
     unwritten: list[str]
+    opener: str = ""
+    is_marked: bool = True
+    is_open: bool = False
+    is_closing: bool = False
+    is_verbatim: bool = False
 
-    def read_object(self, *, is_marked: bool, then: Callable[[], Reading[None]]) -> Reading[None]:
-        """Reads and writes a call `{"name": ..., "arguments": {...}}`. Raises NotAsExpected.
+    def begin(self, text: str, opener: str, *, is_marked: bool) -> None:
+        """Begins to look for calls after `text`, which was read and becomes content without one."""
+        self.unwritten[:] = [text] if text else []
+        self.opener, self.is_marked = opener, is_marked
+        self.is_open = self.is_closing = False
 
-        Without a mark before it (`is_marked`), the object is a call only if the tool is known and
-        the call has arguments. `then` reads the text that has to follow.
-        """
-        call = _Call()
-        yield from self.reader.expect("{")
-        char = ","
-        while char == ",":
-            yield from self.reader.skip_space()
-            yield from self._read_member(call, is_marked)
-            yield from self.reader.skip_space()
-            char = yield from self.reader.peek()
-            if char in (",", "}"):
-                self.reader.skip(1)
-        if char != "}" or not self._is_call(call, is_marked):
+    def check_name(self, name: str) -> None:
+        """Raises NotAsExpected unless a tool `name` may be called here."""
+        if not name or len(name) > _MAX_NAME_CHARS or not _is_unicode(name):
             raise NotAsExpected
-        yield from then()
-        self._write(call)
+        if name in self.barred or not (self.is_marked or name in self.tools):
+            raise NotAsExpected
+
+    def start(self, name: str, call_id: str | None = None) -> None:
+        """Starts a call. Raises NotAsExpected."""
+        self.check_name(name)
+        self.writer.start_call(name, call_id)
+        self.is_open, self.is_verbatim = True, False
+        self._settle()
+
+    def arguments(self, piece: str) -> None:
+        """Writes a piece of the arguments."""
+        self.writer.call_arguments(piece)
+        self._settle()
+
+    def end(self) -> None:
+        """Ends the arguments of the started call."""
+        self.is_open, self.is_closing = False, True
+        self._settle()
 
     def write(self, name: str, arguments: str) -> None:
-        """Writes a complete call. Raises NotAsExpected if the tool is barred."""
-        self._check_name(name)
-        self._write(_Call(name, arguments))
+        """Writes a complete call. Raises NotAsExpected."""
+        self.start(name)
+        self.arguments(arguments)
+        self.end()
 
-    def read_arguments_of(self, name: str) -> Reading[None]:
-        """Reads and writes the arguments of a call with a known name. Raises NotAsExpected."""
-        self._check_name(name)
-        call = _Call(name)
-        yield from self._read_arguments(call)
-        self._write(call)
-
-    def _check_name(self, name: str, *, is_marked: bool = True) -> None:
-        if name in self.barred or not (is_marked or name in self.tools):
+    def read_arguments(self, name: str, call_id: str | None = None) -> Reading[None]:
+        """Reads and writes a JSON object as the arguments of a call. Raises NotAsExpected."""
+        if (yield from self.reader.peek()) != "{":
             raise NotAsExpected
+        self.start(name, call_id)
+        self.is_verbatim = True
+        with self.reader.recording(self.arguments):
+            yield from read_value(self.reader)
+        self.end()
 
-    def _write(self, call: _Call) -> None:
-        if not call.has_started:
-            self.writer.start_call(call.name or "")
-            self.writer.call_arguments(call.arguments or "{}")
+    def cut(self) -> str:
+        """Ends a call that is malformed or cut; returns the text that was read and is no call.
+
+        Where the text ends, what was left of the call belongs to it.
+        """
+        unwritten = "".join(self.unwritten)
+        if self.reader.has_met_end and (self.is_open or self.is_closing):
+            rest = self.reader.rest()
+            if self.is_open and self.is_verbatim and rest:
+                self.writer.call_arguments(rest)
+            unwritten = ""
+        self.is_open = self.is_closing = False
+        return unwritten
+
+    def _settle(self) -> None:
         self.reader.flush()
         self.unwritten.clear()
 
-    def _is_call(self, call: _Call, is_marked: bool) -> bool:
-        if not call.name or len(call.name) > _MAX_NAME_CHARS or not _is_unicode(call.name):
-            return False
-        return is_marked or (call.name in self.tools and call.arguments is not None)
 
-    def _read_member(self, call: _Call, is_marked: bool) -> Reading[None]:
-        key = yield from read_string(self.reader)
-        if not (is_marked or key in _BARE_KEYS):
+class CallBody(Protocol):
+    """Notation of one call between the markers around it.
+
+    `lists`: several calls may stand in brackets with commas between them.
+    """
+
+    @property
+    def lists(self) -> bool:
+        """Whether calls may stand in brackets."""
+
+    def read(self, calls: CallReader) -> Reading[None]:
+        """Reads and writes one call. Raises NotAsExpected."""
+
+
+def _is_unicode(text: str) -> bool:
+    """Returns whether `text`, decoded from JSON escapes, has no lone surrogate."""
+    return text.isascii() or not _SURROGATE.search(text)
+
+
+def read_name(reader: Reader) -> Reading[str]:
+    """Reads a bare tool name. Raises NotAsExpected if the name is empty or too long."""
+    name = yield from reader.take(_NAME)
+    if not name or len(name) > _MAX_NAME_CHARS:
+        raise NotAsExpected
+    return name
+
+
+# -- JSON objects ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JsonBody:
+    """Object with a name and arguments: `{"name": "add", "arguments": {"a": 1}}`.
+
+    They may stand in an object `function` within, as in OpenAI's API.
+    """
+
+    lists: bool = True
+
+    def read(self, calls: CallReader) -> Reading[None]:
+        """Reads and writes one call. Without a mark it needs arguments. Raises NotAsExpected."""
+        call = _Call()
+        yield from _read_members(calls, call)
+        if call.name is None:
             raise NotAsExpected
-        yield from self.reader.skip_space()
-        yield from self.reader.expect(":")
-        yield from self.reader.skip_space()
-        if key == "name" and call.name is None:
-            call.name = yield from read_string(self.reader)
-            self._check_name(call.name, is_marked=is_marked)
-        elif key in _ARGUMENTS and call.arguments is None:
-            yield from self._read_arguments(call)
-        elif key == "name" or key in _ARGUMENTS:
-            raise NotAsExpected  # repeated key
+        if call.has_started:
+            calls.end()
+        elif call.arguments is None and not calls.is_marked:
+            raise NotAsExpected
         else:
-            yield from read_value(self.reader)
-
-    def _read_arguments(self, call: _Call) -> Reading[None]:
-        pieces: list[str] = []
-
-        def write_on(piece: str) -> None:
-            self.writer.call_arguments(piece)
-            self.unwritten.clear()
-
-        char = yield from self.reader.peek()
-        if char == "{" and call.name and self.streams_arguments:
-            call.has_started = True
-            self.writer.start_call(call.name)
-            with self.reader.recording(write_on):
-                yield from read_value(self.reader)
-            call.arguments = ""
-            return
-        with self.reader.recording(pieces.append):
-            yield from read_value(self.reader)
-        call.arguments = _object_text("".join(pieces))
+            calls.write(call.name, call.arguments or "{}")
 
 
 @dataclass(slots=True)
@@ -129,6 +178,58 @@ class _Call:
     name: str | None = None
     arguments: str | None = None
     has_started: bool = False
+    is_nested: bool = False
+
+
+def _read_members(calls: CallReader, call: _Call) -> Reading[None]:
+    reader = calls.reader
+    yield from reader.expect("{")
+    char = ","
+    while char == ",":
+        yield from reader.skip_space()
+        yield from _read_member(calls, call)
+        yield from reader.skip_space()
+        char = yield from reader.peek()
+        if char in (",", "}"):
+            reader.skip(1)
+    if char != "}":
+        raise NotAsExpected
+
+
+def _read_member(calls: CallReader, call: _Call) -> Reading[None]:
+    reader = calls.reader
+    key = yield from read_string(reader)
+    if not (calls.is_marked or call.has_started or key in _BARE_KEYS):
+        raise NotAsExpected
+    yield from reader.skip_space()
+    yield from reader.expect(":")
+    yield from reader.skip_space()
+    if key == "function" and call.name is None and (yield from reader.peek()) == "{":
+        if call.is_nested:
+            raise NotAsExpected
+        call.is_nested = True
+        yield from _read_members(calls, call)
+    elif key in _NAMES and call.name is None:
+        call.name = yield from read_string(reader)
+        calls.check_name(call.name)
+    elif key in _ARGUMENTS and call.arguments is None:
+        yield from _read_arguments(calls, call)
+    elif key in _NAMES or key in _ARGUMENTS:
+        raise NotAsExpected  # repeated key
+    else:
+        yield from read_value(reader)
+
+
+def _read_arguments(calls: CallReader, call: _Call) -> Reading[None]:
+    reader = calls.reader
+    if call.name is not None and (yield from reader.peek()) == "{":
+        yield from calls.read_arguments(call.name)
+        call.has_started, call.arguments = True, ""
+        return
+    pieces: list[str] = []
+    with reader.recording(pieces.append):
+        yield from read_value(reader)
+    call.arguments = _object_text("".join(pieces))
 
 
 def _object_text(value: str) -> str:
@@ -148,192 +249,158 @@ def _object_text(value: str) -> str:
     return text
 
 
-def _is_unicode(text: str) -> bool:
-    """Returns whether `text`, decoded from JSON escapes, has no lone surrogate."""
-    return text.isascii() or not _SURROGATE.search(text)
+@dataclass(frozen=True, slots=True)
+class KeyedBody:
+    """Object with the name as its only key: `{"add": {"a": 1}}`."""
+
+    lists: bool = True
+
+    def read(self, calls: CallReader) -> Reading[None]:
+        """Reads and writes one call. Raises NotAsExpected."""
+        reader = calls.reader
+        yield from reader.expect("{")
+        yield from reader.skip_space()
+        name = yield from read_string(reader)
+        yield from reader.skip_space()
+        yield from reader.expect(":")
+        yield from reader.skip_space()
+        yield from calls.read_arguments(name)
+        yield from reader.skip_space()
+        yield from reader.expect("}")
+        calls.end()
 
 
-def read_name(reader: Reader) -> Reading[str]:
-    """Reads a bare tool name. Raises NotAsExpected if the name is empty or too long."""
-    name = yield from reader.take(_NAME)
-    if not name or len(name) > _MAX_NAME_CHARS:
-        raise NotAsExpected
-    return name
+# -- Names before JSON objects ---------------------------------------------------------------------
 
 
-# -- Incremental JSON ------------------------------------------------------------------------------
-# Values are checked strictly (RFC 8259), character by character, without building them.
+@dataclass(frozen=True, slots=True)
+class MistralBody:
+    """JSON objects, or a name and its arguments: `add[ARGS]{"a": 1}`."""
 
-MAX_DEPTH = 128  # nesting of arrays and objects
-_MAX_SCALAR_CHARS = 1024  # longest number
+    lists: bool = True
 
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
-_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_SCALAR_CHARS = re.compile(r"[-+.0-9A-Za-z]*")
-_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|true|false|null")
+    def read(self, calls: CallReader) -> Reading[None]:
+        """Reads and writes one call. Raises NotAsExpected."""
+        reader = calls.reader
+        if (yield from reader.peek()) == "{":
+            yield from JsonBody().read(calls)
+            return
+        name = yield from read_name(reader)
+        if (yield from reader.one_of(("[CALL_ID]", "[ARGS]"))) == "[CALL_ID]":
+            yield from reader.take(_CALL_ID)
+            yield from reader.expect("[ARGS]")
+        yield from reader.skip_space()
+        yield from calls.read_arguments(name)
 
 
-def read_value(reader: Reader) -> Reading[None]:
-    """Reads one JSON value. Raises NotAsExpected if it is invalid or nested too deeply."""
-    closers: list[str] = []
-    while True:
-        opened = yield from _open_or_scalar(reader, closers)
-        if opened:
-            continue
-        while closers:  # a value has ended
+@dataclass(frozen=True, slots=True)
+class KimiBody:
+    """Id and arguments: `functions.add:0<|tool_call_argument_begin|>{"a": 1}`."""
+
+    lists: bool = False
+
+    def read(self, calls: CallReader) -> Reading[None]:
+        """Reads and writes one call with the model's id. Raises NotAsExpected."""
+        reader = calls.reader
+        call_id = yield from read_name(reader)
+        yield from reader.skip_space()
+        yield from reader.expect("<|tool_call_argument_begin|>")
+        yield from reader.skip_space()
+        name, _, number = call_id.removeprefix("functions.").rpartition(":")
+        if number.isdecimal() and name:
+            yield from calls.read_arguments(name, call_id)
+        else:
+            yield from calls.read_arguments(call_id.removeprefix("functions."))
+
+
+@dataclass(frozen=True, slots=True)
+class DeepSeekBody:
+    """Name and arguments, as of V3.1 or as of V3, which has the type before and a fence around."""
+
+    lists: bool = False
+
+    def read(self, calls: CallReader) -> Reading[None]:
+        """Reads and writes one call. Raises NotAsExpected."""
+        reader = calls.reader
+        name = yield from read_name(reader)
+        yield from reader.expect(DEEPSEEK_SEPARATOR)
+        yield from reader.skip_space()
+        if (yield from reader.peek()) == "{":
+            yield from calls.read_arguments(name)
+            return
+        name = yield from read_name(reader)
+        yield from reader.skip_space()
+        yield from reader.expect("```json")
+        yield from reader.skip_space()
+        yield from calls.read_arguments(name)
+        yield from reader.skip_space()
+        yield from reader.one_of(("```",))
+
+
+DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"  # noqa: RUF001
+
+
+# -- Expressions -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PythonBody:
+    """Call as in Python, with keywords only: `add(a=1)`. `or_json`: it may be a JSON object."""
+
+    or_json: bool = False
+    lists: bool = True
+
+    def read(self, calls: CallReader) -> Reading[None]:
+        """Reads and writes one call. Raises NotAsExpected."""
+        reader = calls.reader
+        if self.or_json and (yield from reader.peek()) == "{":
+            yield from JsonBody().read(calls)
+            return
+        name = yield from read_name(reader)
+        yield from reader.expect("(")
+        if calls.opener == "<|python_tag|>":
+            name = name.removesuffix(".call")
+        calls.check_name(name)
+        separator = "{"
+        yield from reader.skip_space()
+        while (yield from reader.peek()) != ")":
+            key = yield from reader.take(_IDENTIFIER)
             yield from reader.skip_space()
-            char = yield from reader.peek()
-            if char == ",":
+            yield from reader.expect("=")
+            yield from reader.skip_space()
+            if not key or len(key) > MAX_KEY_CHARS:
+                raise NotAsExpected
+            if separator == "{":
+                calls.start(name)
+            calls.arguments(f'{separator}"{escaped(key)}": ')
+            yield from read_literal(reader, PYTHON, calls.arguments)
+            separator = ", "
+            yield from reader.skip_space()
+            if (yield from reader.peek()) == ",":
                 reader.skip(1)
                 yield from reader.skip_space()
-                if closers[-1] == "}":
-                    yield from _read_key(reader)
-                break
-            if char != closers[-1]:
-                raise NotAsExpected
-            reader.skip(1)
-            closers.pop()
-        if not closers:
-            return
-
-
-def is_json(text: str) -> bool:
-    """Returns whether `text` is one JSON value with optional white space around."""
-    reader = Reader()
-    reader.feed(text.strip(" \t\r\n"))
-    reader.end()
-    try:
-        for _ in read_value(reader):
-            raise AssertionError("the text is complete")
-    except NotAsExpected:
-        return False
-    return reader.is_at_end
-
-
-def read_string(reader: Reader) -> Reading[str]:
-    """Reads a JSON string and returns its content."""
-    pieces: list[str] = []
-    with reader.recording(pieces.append):
-        yield from _skip_string(reader)
-    return str(parse_json("".join(pieces)))
-
-
-def _open_or_scalar(reader: Reader, closers: list[str]) -> Reading[bool]:
-    """Reads a scalar, or opens an object or array.
-
-    Returns True if a value has to follow inside the opened container, False if a value has ended.
-    """
-    char = yield from reader.peek()
-    if char == '"':
-        yield from _skip_string(reader)
-        return False
-    if char not in ("{", "["):
-        yield from _skip_scalar(reader)
-        return False
-    if len(closers) == MAX_DEPTH:
-        raise NotAsExpected
-    reader.skip(1)
-    closer = "}" if char == "{" else "]"
-    yield from reader.skip_space()
-    if (yield from reader.peek()) == closer:
         reader.skip(1)
-        return False
-    closers.append(closer)
-    if char == "{":
-        yield from _read_key(reader)
-    return True
+        if separator == "{":
+            calls.write(name, "{}")
+        else:
+            calls.arguments("}")
+            calls.end()
 
 
-def _read_key(reader: Reader) -> Reading[None]:
-    yield from _skip_string(reader)
-    yield from reader.skip_space()
-    yield from reader.expect(":")
-    yield from reader.skip_space()
+@dataclass(frozen=True, slots=True)
+class TypedBody:
+    """Name and an object of Gemma's notation: `call:add{a:1,note:<|"|>x<|"|>}`."""
 
+    dialect: Dialect
+    lists: bool = False
 
-def _skip_string(reader: Reader) -> Reading[None]:
-    yield from reader.expect('"')
-    while True:
-        yield from reader.take(_PLAIN)
-        char = yield from reader.peek()
-        if char == '"':
-            reader.skip(1)
-            return
-        if char != "\\":
+    def read(self, calls: CallReader) -> Reading[None]:
+        """Reads and writes one call. Raises NotAsExpected."""
+        reader = calls.reader
+        yield from reader.expect("call:")
+        name = yield from read_name(reader)
+        if (yield from reader.peek()) != "{":
             raise NotAsExpected
-        length = 6 if (yield from reader.peek(2)) == "\\u" else 2
-        if not _ESCAPE.fullmatch((yield from reader.peek(length))):
-            raise NotAsExpected
-        reader.skip(length)
-
-
-def _skip_scalar(reader: Reader) -> Reading[None]:
-    text = yield from reader.take(_SCALAR_CHARS)
-    if len(text) > _MAX_SCALAR_CHARS or not _SCALAR.fullmatch(text):
-        raise NotAsExpected
-
-
-# -- Calls as tags (Qwen3-Coder) -------------------------------------------------------------------
-
-_MAX_KEY_CHARS = 256
-_MAX_VALUE_CHARS = 65_536  # longer values are strings: checking for JSON takes one step
-_END_OF_VALUE = Stops(("</parameter>",))
-_END_OF_TAG = Stops((">", "\n", "<"))
-
-
-def read_tagged_call(reader: Reader, tools: ToolSchemas) -> Reading[tuple[str, str]]:
-    """Reads a tagged call; returns its name and its arguments as a JSON object.
-
-    Form: `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`. A value is text. It
-    counts as JSON if the parameter's schema has types other than string and the value parses.
-    Raises NotAsExpected.
-    """
-    yield from reader.expect("<function=")
-    name = yield from read_name(reader)
-    yield from reader.expect(">")
-    properties = tools.get(name, {}).get("properties")
-    arguments: dict[str, str] = {}
-    while True:
-        yield from reader.skip_space()
-        tag = yield from reader.one_of(("<parameter=", "</function>"))
-        if tag is None:
-            raise NotAsExpected
-        if tag == "</function>":
-            break
-        key = yield from _read_up_to(reader, _END_OF_TAG, ">")
-        value = yield from _read_up_to(reader, _END_OF_VALUE, "</parameter>")
-        if len(key) > _MAX_KEY_CHARS:
-            raise NotAsExpected
-        schema = properties.get(key) if isinstance(properties, Mapping) else None
-        arguments[key] = _value_text(value.removeprefix("\n").removesuffix("\n"), schema)
-    members = (f"{json.dumps(key, ensure_ascii=False)}: {v}" for key, v in arguments.items())
-    return name, "{" + ", ".join(members) + "}"
-
-
-def _read_up_to(reader: Reader, stops: Stops, expected: str) -> Reading[str]:
-    pieces: list[str] = []
-    if (yield from reader.until(stops, pieces.append)) != expected:
-        raise NotAsExpected
-    return "".join(pieces)
-
-
-def _value_text(text: str, schema: object) -> str:
-    """Returns the text between parameter tags as JSON."""
-    types = _types(schema)
-    is_text = "string" in types and not (text == "null" and "null" in types)
-    if types and not is_text and len(text) <= _MAX_VALUE_CHARS and is_json(text):
-        return text.strip()
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _types(schema: object) -> set[str]:
-    """Returns the JSON types that `schema` names; empty if it names none."""
-    if not isinstance(schema, Mapping):
-        return set()
-    named = schema.get("type")
-    types = {each for each in (named if isinstance(named, list) else [named]) if each}
-    for key in ("anyOf", "oneOf"):
-        options = schema.get(key)
-        for option in options if isinstance(options, list) else []:
-            types |= _types(option)
-    return types or ({"object"} if "$ref" in schema else set())
+        calls.start(name)
+        yield from read_object(reader, self.dialect, calls.arguments)
+        calls.end()

@@ -8,6 +8,17 @@ _HTTP = "HTTP"
 _GATEWAY: tuple[Command, ...] = ("gateway",)
 _SERVE_GATEWAY: tuple[Command, ...] = ("serve", "gateway")
 
+_TOOL_CALLS = (
+    "auto", "hermes", "qwen3_coder", "llama3_json", "llama4", "function_tag", "mistral", "deepseek",
+    "deepseek_dsml", "kimi_k2", "glm", "hunyuan", "minimax", "tool_calls_tag", "nemotron", "gemma3",
+    "gemma4", "functiongemma", "phi4_mini", "granite", "command", "command_r", "internlm2",
+    "seed_oss", "lfm2", "olmo3", "apertus", "gigachat", "harmony", "json", "none",
+)  # fmt: skip
+_REASONING = (
+    "auto", "think", "think_answer", "mistral", "seed", "command", "granite", "gemma4", "kimi_vl",
+    "apriel", "harmony", "none",
+)  # fmt: skip
+
 GATEWAY_OPTIONS: tuple[Option, ...] = (
     Option(
         "http",
@@ -36,13 +47,22 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         metavar="HOST:PORT,...",
     ),
     Option(
+        "chat-template",
+        OptionKind.TEXT,
+        "file with a chat template in Jinja, in place of the models' own ones",
+        _HTTP,
+        _SERVE_GATEWAY,
+        default_text="of the model",
+        metavar="FILE",
+    ),
+    Option(
         "tool-call-parser",
         OptionKind.CHOICE,
         "notation of the model's tool calls (auto: from its chat template)",
         _HTTP,
         _SERVE_GATEWAY,
         "auto",
-        choices=("auto", "hermes", "llama3_json", "mistral", "json", "none"),
+        choices=_TOOL_CALLS,
     ),
     Option(
         "reasoning-parser",
@@ -51,7 +71,7 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         _HTTP,
         _SERVE_GATEWAY,
         "auto",
-        choices=("auto", "think", "mistral", "none"),
+        choices=_REASONING,
     ),
     Option(
         "unknown-fields",

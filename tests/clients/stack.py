@@ -1,4 +1,4 @@
-"""A scheduler, an executor with the bundled model, and a gateway, as processes: `served_model`."""
+"""A scheduler, an executor and a gateway as processes, with the bundled model or another."""
 
 from __future__ import annotations
 
@@ -39,11 +39,18 @@ def model_with_tools(folder: Path) -> Path:
 @contextmanager
 def served_model(folder: Path) -> Iterator[ServedModel]:
     """The bundled model in float32, over HTTP; `folder` is empty. Raises AssertionError."""
-    with processes(model_with_tools(folder)) as running:
+    with served(model_with_tools(folder)) as running:
+        yield running
+
+
+@contextmanager
+def served(model: Path, *gateway_options: str) -> Iterator[ServedModel]:
+    """The model in the folder `model`, in float32, over HTTP. Raises AssertionError."""
+    with processes(model) as running:
         running.start_scheduler()
         running.start_executor("--dtype", "float32", "--served-model-name", MODEL)
         address = reserve_address()
-        running.start_gateway("--http", address)
+        running.start_gateway("--http", address, *gateway_options)
         _wait_ready(address, running)
         base_url = f"http://{address}"
         yield ServedModel(base_url, running.address, MODEL)

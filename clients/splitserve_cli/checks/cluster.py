@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
@@ -19,7 +20,7 @@ from splitserve_client import (
 )
 from splitserve_common import is_loopback
 from splitserve_contract import CONTRACT_MAJOR, CONTRACT_MINOR
-from splitserve_text import SplitserveError
+from splitserve_text import SplitserveError, Tokenizer, has_unknown_calls
 
 _DIGEST_CHARS = 12
 _START_EXECUTOR = "start an executor with --scheduler; if it does not register, see its log"
@@ -49,6 +50,26 @@ async def check_model(scheduler: AsksScheduler) -> tuple[list[Finding], Model | 
         remedy = "see docs/operations.md, Health"
         return [wrong("model", name, meaning, remedy)], model
     return [ok("model", name)], model
+
+
+async def check_tool_calls(read_tokenizer: Callable[[], Awaitable[Tokenizer]]) -> list[Finding]:
+    """Checks that the gateway can read the tool calls of the model's chat template."""
+    try:
+        tokenizer = await read_tokenizer()
+    except SplitserveError:
+        return []  # a model of token ids, or one whose problem the gateway reports
+    if not await asyncio.to_thread(has_unknown_calls, tokenizer):
+        return []
+    meaning = "the gateway reads calls as JSON; calls in another notation reach clients as text"
+    remedy = "give the gateway --tool-call-parser, or another --chat-template: docs/openai.md"
+    return [
+        warning(
+            "tool calls",
+            "the chat template takes tools but shows no known notation of calls",
+            meaning,
+            remedy,
+        )
+    ]
 
 
 async def check_executors(

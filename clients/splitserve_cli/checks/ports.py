@@ -125,7 +125,7 @@ _ROLES: Mapping[Command, Role] = MappingProxyType(
 _NO_START = "splitserve {} does not start"
 # Files that other users of this machine must not read.
 _SECRETS = ("cluster_token_file", "gateway_key_file")
-_READ = ("api_keys", "tenants")
+_READ = ("api_keys", "tenants", "chat_template")
 
 
 def check_process_files(command: Command, values: Mapping[str, Value]) -> Iterator[Finding]:

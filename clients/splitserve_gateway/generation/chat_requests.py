@@ -267,7 +267,10 @@ async def answer_plan(
     """
     config, tokenizer = serving.config, serving.tokenizer
     output_format = OutputFormat.of(
-        tokenizer.chat_template_text, config.tool_call_parser, config.reasoning_parser
+        tokenizer.chat_template_text,
+        config.tool_call_parser,
+        config.reasoning_parser,
+        tokenizer.described_format,
     )
     marks = output_format.reasoning
     state = ReasoningState.NOT_BEGUN if marks is None else marks.state_after(prompt_end)

@@ -17,6 +17,7 @@ from splitserve_gateway.grammars.tools import (
     after_reasoning,
     as_sent,
     either,
+    is_spelled,
     only_calls,
     text_and_calls,
     texts_of,
@@ -104,7 +105,7 @@ async def plan_answer(checker: TenantChecker, rules: AnswerRules) -> AnswerPlan:
         answer = calls if answer is None else either(answer, calls)
     state, marks = rules.reasoning_state, form.reasoning
     if answer is not None and marks is not None:
-        if rules.special_tokens.isdisjoint((marks.opener, marks.closer)):
+        if rules.special_tokens.isdisjoint(marks.marker_texts):
             answer = after_reasoning(answer, marks, state)
         else:
             state = ReasoningState.CLOSED
@@ -116,7 +117,6 @@ async def plan_answer(checker: TenantChecker, rules: AnswerRules) -> AnswerPlan:
         tools=use.parameters,
         barred=use.barred,
         max_calls=use.max_calls,
-        streams_arguments=answer is not None,
         starts_in_reasoning=state is ReasoningState.OPEN,
         hidden=rules.special_tokens if rules.special_tokens & read.marker_texts else frozenset(),
     )
@@ -135,7 +135,9 @@ async def _calls(
         if use.must_call:
             raise GrammarRefused("tool_choice", "tool calls of this model cannot be parsed")
         return form, None
-    is_spoken = rules.special_tokens.isdisjoint(texts_of(form.tool_calls))
+    is_spoken = is_spelled(form.tool_calls) and rules.special_tokens.isdisjoint(
+        texts_of(form.tool_calls)
+    )
     if use.callable_tools and (use.must_call or has_answer):
         spelled = form.tool_calls if is_spoken else JSON
         made = await _compilable(

@@ -173,17 +173,69 @@ class _Spelling:
     last: tuple[str, ...] = ()
 
 
+_NAME = '{"name": "'
+_ARGUMENTS = '", "arguments": '
+_PARAMETERS = '", "parameters": '
+
+
+def _in_list(opener: str, closer: str) -> _Spelling:
+    """Returns the spelling of a list of JSON objects between two texts."""
+    first, last = (opener, "["), ("]", *([closer] if closer else []))
+    return _Spelling((_NAME,), (_ARGUMENTS,), ("}",), ", ", first, last)
+
+
+_DEEPSEEK = _Spelling(
+    ("<｜tool▁call▁begin｜>",),  # noqa: RUF001
+    ("<｜tool▁sep｜>",),  # noqa: RUF001
+    ("<｜tool▁call▁end｜>",),  # noqa: RUF001
+    "",
+    ("<｜tool▁calls▁begin｜>",),  # noqa: RUF001
+    ("<｜tool▁calls▁end｜>",),  # noqa: RUF001
+)
 _SPELLINGS = {
     "hermes": _Spelling(
-        ("<tool_call>", '\n{"name": "'), ('", "arguments": ',), ("}\n", "</tool_call>"), "\n"
+        ("<tool_call>", f"\n{_NAME}"), (_ARGUMENTS,), ("}\n", "</tool_call>"), "\n"
     ),
-    "llama3_json": _Spelling(('{"name": "',), ('", "parameters": ',), ("}",), "; "),
-    "mistral": _Spelling(
-        ('{"name": "',), ('", "arguments": ',), ("}",), ", ", ("[TOOL_CALLS]", "["), ("]",)
-    ),
+    "llama3_json": _Spelling((_NAME,), (_PARAMETERS,), ("}",), "; "),
+    "llama4": _Spelling((_NAME,), (_PARAMETERS,), ("}",), "; "),
+    "function_tag": _Spelling(("<function=",), (">",), ("</function>",), "\n"),
+    "mistral": _in_list("[TOOL_CALLS]", ""),
     "mistral_args": _Spelling(("[TOOL_CALLS]",), ("[ARGS]",), (), ""),
-    "json": _Spelling(('{"name": "',), ('", "arguments": ',), ("}",), ", ", ("[",), ("]",)),
+    "deepseek": _DEEPSEEK,
+    "deepseek_v3": replace(
+        _DEEPSEEK,
+        name=(*_DEEPSEEK.name, "function", *_DEEPSEEK.arguments),
+        arguments=("\n```json\n",),
+        end=("\n```", *_DEEPSEEK.end),
+        between="\n",
+    ),
+    "kimi_k2": _Spelling(
+        ("<|tool_call_begin|>", "functions."),
+        (":0", "<|tool_call_argument_begin|>"),
+        ("<|tool_call_end|>",),
+        "",
+        ("<|tool_calls_section_begin|>",),
+        ("<|tool_calls_section_end|>",),
+    ),
+    "tool_calls_tag": _in_list("<tool_calls>", "</tool_calls>"),
+    "nemotron": _in_list("<TOOLCALL>", "</TOOLCALL>"),
+    "phi4_mini": _in_list("<|tool_call|>", "<|/tool_call|>"),
+    "granite": _in_list("<|tool_call|>", ""),
+    "lfm2": _in_list("<|tool_call_start|>", "<|tool_call_end|>"),
+    "apertus": _Spelling(
+        ('{"',), ('": ',), ("}",), ", ", ("<|tools_prefix|>", "["), ("]", "<|tools_suffix|>")
+    ),
+    "json": _Spelling((_NAME,), (_ARGUMENTS,), ("}",), ", ", ("[",), ("]",)),
 }
+# Texts that would also begin calls, in another spelling.
+_OTHER_OPENERS = {"qwen3_coder": ("<function=",)}
+# Models of these notations know calls in JSON as well.
+_SPELLINGS["qwen3_coder"] = _SPELLINGS["hermes"]
+
+
+def is_spelled(tool_call_format: ToolCallFormat) -> bool:
+    """Returns whether a grammar can spell calls in a notation; otherwise they are JSON."""
+    return tool_call_format.name in _SPELLINGS
 
 
 def texts_of(tool_call_format: ToolCallFormat) -> frozenset[str]:
@@ -217,15 +269,16 @@ def text_and_calls(tools: Sequence[Tool], tool_call_format: ToolCallFormat) -> L
 
     Returns None for a notation in which not every call begins with the opener.
     """
-    opener = tool_call_format.opener
     spelling = _SPELLINGS[tool_call_format.name]
-    if spelling.name[0] != opener:
+    opener = spelling.name[0]
+    if opener not in tool_call_format.openers:
         return None
     rest = replace(spelling, name=spelling.name[1:])
-    tail = ANY_TEXT + rf" & ~/(.|\n)*{_regex(opener)}(.|\n)*/"
+    others = _OTHER_OPENERS.get(tool_call_format.name, ())
+    openers = "|".join(_regex(each) for each in (opener, *others))
     return Lark(
-        f"start: (opened call)* TAIL\nTAIL: {tail}\n{up_to('opened', opener)}"
-        f"{_call_rules(tools, rest)}"
+        f"start: (OPENED call)* FREE\nFREE: {ANY_TEXT} & ~/(.|\n)*({openers})(.|\n)*/\n"
+        f"OPENED: FREE {quoted(opener)}\n{_call_rules(tools, rest)}"
     )
 
 

@@ -110,7 +110,7 @@ class ApiError(Exception):
         """
         message = self.message
         if self.code == "context_length_exceeded":
-            # Claude Code shortens its chat if a message begins with these words; LangChain raises
+            # Agents shorten their chat if a message begins with these words; LangChain raises
             # ContextOverflowError.
             message = f"prompt is too long: {message}"
         if form is ErrorFormat.ANTHROPIC:

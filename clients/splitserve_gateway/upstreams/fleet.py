@@ -15,7 +15,7 @@ from splitserve_client import ClientConfig, Model, SplitserveError, UnreadBudget
 from splitserve_common import Discovery
 from splitserve_gateway.http import caller_not_allowed, model_unknown, no_scheduler
 from splitserve_gateway.upstreams.adapter_lists import Listed
-from splitserve_gateway.upstreams.upstream import ServedByScheduler, Upstream
+from splitserve_gateway.upstreams.upstream import ChatRules, ServedByScheduler, Upstream
 
 # Interval of discovery.
 _LOOK_S = 1.0
@@ -36,12 +36,14 @@ class Fleet:
         unread: UnreadBudget,
         config: ClientConfig | None = None,
         draw: Callable[[], float] = random.random,
+        chats: ChatRules | None = None,
     ) -> None:
         """Prepares the fleet without connecting.
 
         `draw`: returns a number from 0 to 1; orders schedulers that were never chosen.
         """
         self.unread = unread
+        self._chats = chats
         self._schedulers = schedulers
         config = config or ClientConfig()
         # Callers' credentials go only to configured schedulers, not to peers that these name.
@@ -115,7 +117,7 @@ class Fleet:
         A failure is logged and retried with the next discovery; other schedulers are not affected.
         """
         try:
-            upstream = Upstream(address, self._config, self.unread, self)
+            upstream = Upstream(address, self._config, self.unread, self, self._chats)
             await upstream.__aenter__()
             self._turns[upstream] = self._draw()
             self._upstreams.append(upstream)

@@ -40,6 +40,7 @@ from splitserve_text import (
     SpeechTokens,
     Tokenizer,
     Tokens,
+    has_unknown_calls,
 )
 
 _POLL_S = 1.0
@@ -71,6 +72,18 @@ class ServedByScheduler:
     tokenizer: Tokenizer | None
     tokenizer_problem: str = ""
     speech: SpeechTokens | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRules:
+    """Settings of the gateway for chats.
+
+    `template`: source of a chat template in place of the models' own; None to use theirs.
+    `detects_calls`: the notation of tool calls is detected by the template.
+    """
+
+    template: str | None = None
+    detects_calls: bool = True
 
 
 class FleetOperations(Protocol):
@@ -123,8 +136,12 @@ class Upstream:
         config: ClientConfig | None,
         unread: UnreadBudget,
         others: FleetOperations,
+        chats: ChatRules | None = None,
     ) -> None:
         self.address = address
+        self._chats = chats or ChatRules()
+        # Digests of models whose tool calls are known to be unknown.
+        self._warned: set[str] = set()
         self.served: ServedByScheduler | None = None
         # Whether discovery still names this scheduler.
         self.is_named = True
@@ -429,6 +446,8 @@ class Upstream:
         self._begin_reading()
         takes_audio = model.encoder is not None and model.encoder.audio is not None
         tokenizer, speech = await self._read_tokenizer(takes_audio=takes_audio)
+        if tokenizer is not None and self._chats.detects_calls:
+            await self._check_calls(model, tokenizer)
         return ServedByScheduler(model, tokenizer, self._tokenizer_problem, speech)
 
     async def _check_callers(self) -> None:
@@ -448,12 +467,27 @@ class Upstream:
         self._tokenizer_problem = ""
         try:
             files = await self._client.get_tokenizer_files()
-            tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
+            template = self._chats.template
+            tokenizer = await asyncio.to_thread(Tokenizer.from_files, files, template)
             return tokenizer, SpeechTokens.from_files(files, tokenizer) if takes_audio else None
         except (TokenizerUnavailable, ChatTemplateFailed) as error:
             _log.warning("tokenizer_unavailable address=%s error=%r", self.address, str(error))
             self._tokenizer_problem = error.message
             return None, None
+
+    async def _check_calls(self, model: Model, tokenizer: Tokenizer) -> None:
+        """Logs once per model that its chat template writes tool calls in an unknown notation."""
+        if model.digest in self._warned or not await asyncio.to_thread(
+            has_unknown_calls, tokenizer
+        ):
+            return
+        self._warned.add(model.digest)
+        _log.warning(
+            "tool_calls_unknown address=%s model=%r reason=%r",
+            self.address,
+            model.name,
+            "the chat template takes tools but shows no known notation of calls; assumed: json",
+        )
 
     def _note(self, served: ServedByScheduler) -> None:
         if self.served is None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from splitserve_common import FilesUnusable
 from splitserve_gateway.config import GatewayConfig
 from splitserve_options import options
 from splitserve_rpc import SecurityUnusable, TlsFiles
@@ -46,6 +47,29 @@ def test_http_is_plain_when_no_certificate_is_given() -> None:
 def test_options_are_refused_that_cannot_be_meant(flags: tuple[str, ...], problem: str) -> None:
     with pytest.raises(SecurityUnusable, match=problem):
         config(*flags)
+
+
+def test_chat_template_is_that_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{{ messages }}")
+
+    assert config().chat_template is None
+    assert config(f"--chat-template={file}").chat_template == "{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(None, "No such file"), (b"{% if %}", "--chat-template .*chat.jinja: "), (b"\xff", "utf-8")],
+)
+def test_chat_template_is_refused_when_its_file_is_unusable(
+    content: bytes | None, problem: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "chat.jinja"
+    if content is not None:
+        file.write_bytes(content)
+
+    with pytest.raises(FilesUnusable, match=problem):
+        config(f"--chat-template={file}")
 
 
 def test_schedulers_are_reached_over_tls_when_configured() -> None:

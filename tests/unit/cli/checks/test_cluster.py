@@ -6,8 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import tokenizers
 
-from splitserve_cli.checks.cluster import check_clock, check_executors, check_model
+from splitserve_cli.checks.cluster import (
+    check_clock,
+    check_executors,
+    check_model,
+    check_tool_calls,
+)
 from splitserve_cli.checks.finding import Finding, State
 from splitserve_client import (
     CallerNotAllowed,
@@ -20,7 +26,7 @@ from splitserve_client import (
     ServerUnreachable,
 )
 from splitserve_contract import CONTRACT_MAJOR, CONTRACT_MINOR
-from splitserve_text import SplitserveError
+from splitserve_text import ChatTemplates, SplitserveError, Tokenizer, TokenizerUnavailable
 
 NOW_S = 1_700_000_000.0
 OURS = (CONTRACT_MAJOR, CONTRACT_MINOR)
@@ -131,6 +137,27 @@ async def test_model_is_wrong_when_missing_or_stuck() -> None:
     assert "NO_PROGRESS" in findings[0].meaning
     findings, _ = await check_model(Said(lambda: MODEL))
     assert findings[0].state is State.OK
+
+
+@pytest.mark.parametrize(("marker", "num_findings"), [("<tool_call>", 0), ("CALL:", 1)])
+async def test_tool_calls_are_a_warning_when_their_notation_is_unknown(
+    marker: str, num_findings: int
+) -> None:
+    templates = ChatTemplates({"default": f"{{{{ tools }}}} {marker}"}, {})
+    tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), templates)
+
+    async def read() -> Tokenizer:
+        return tokenizer
+
+    findings = await check_tool_calls(read)
+    assert [each.state for each in findings] == [State.WARNING] * num_findings
+
+
+async def test_tool_calls_are_not_checked_without_a_tokenizer() -> None:
+    async def read() -> Tokenizer:
+        raise TokenizerUnavailable("none")
+
+    assert await check_tool_calls(read) == []
 
 
 async def test_pools_are_checked_of_local_executors() -> None:

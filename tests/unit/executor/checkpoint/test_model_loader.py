@@ -81,7 +81,7 @@ def test_load_model_prefers_eos_of_the_generation_config(llama: Path) -> None:
         ("mamba", {}, "mamba: .* recurrent state"),
         ("qwen3_next", {}, "qwen3_next: linear attention keeps a recurrent state"),
         ("lfm2", {}, "lfm2: convolution layers keep a state"),
-        ("led", {}, "LEDForConditionalGeneration: bypasses transformers' attention interface"),
+        ("fsmt", {}, "FSMTForConditionalGeneration: bypasses transformers' attention interface"),
         ("t5gemma", {}, "T5GemmaDecoderLayer has no encoder_attn or EncDecAttention"),
     ],
 )

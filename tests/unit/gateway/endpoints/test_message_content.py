@@ -29,9 +29,9 @@ START = {"role": "assistant", "type": "message", "model": "m", "id": "msg_1", "c
 EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
 
 
-def content(**options: Any) -> MessageContent:  # noqa: ANN401
+def content() -> MessageContent:
     form = OutputFormat(FORMATS["hermes"], REASONING_MARKS["think"])
-    return MessageContent(AnswerPlan(form, ParserOptions(tools={"weather": {}}, **options)))
+    return MessageContent(AnswerPlan(form, ParserOptions(tools={"weather": {}})))
 
 
 def pushed(made: MessageContent, text: str, size: int, end: ChoiceEnd) -> list[dict[str, Any]]:
@@ -59,9 +59,8 @@ def values(blocks: list[dict[str, Any]]) -> list[tuple[str, object]]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-@pytest.mark.parametrize("streams_arguments", [True, False])
-def test_content_read_from_events_is_the_whole_content(size: int, streams_arguments: bool) -> None:
-    made = content(streams_arguments=streams_arguments)
+def test_content_read_from_events_is_the_whole_content(size: int) -> None:
+    made = content()
 
     events = pushed(made, TEXT, size, ChoiceEnd("stop"))
 
@@ -72,16 +71,16 @@ def test_content_read_from_events_is_the_whole_content(size: int, streams_argume
     assert made.stop() == {"stop_reason": "tool_use", "stop_sequence": None}
 
 
-@pytest.mark.parametrize("length", range(len(TEXT)))
-def test_content_read_from_events_is_the_same_when_an_answer_is_cut(length: int) -> None:
-    made = content(streams_arguments=True)
+def test_content_read_from_events_is_the_same_when_an_answer_is_cut() -> None:
+    for length in range(len(TEXT)):
+        made = content()
 
-    events = pushed(made, TEXT[:length], 3, ChoiceEnd("length"))
+        events = pushed(made, TEXT[:length], 3, ChoiceEnd("length"))
 
-    assert accumulated(events) == made.blocks
-    assert made.stop()["stop_reason"] == "max_tokens"
-    kinds = [event["type"] for event in events]
-    assert kinds.count("content_block_start") == kinds.count("content_block_stop")
+        assert accumulated(events) == made.blocks
+        assert made.stop()["stop_reason"] == "max_tokens"
+        kinds = [event["type"] for event in events]
+        assert kinds.count("content_block_start") == kinds.count("content_block_stop")
 
 
 @pytest.mark.parametrize(

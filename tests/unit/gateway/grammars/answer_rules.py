@@ -42,6 +42,22 @@ WRITTEN = {
     "mistral": '[TOOL_CALLS][{"name": "point", "arguments": {"x": 1}}]',
     "mistral_args": '[TOOL_CALLS]point[ARGS]{"x": 1}',
     "json": '{"name": "point", "arguments": {"x": 1}}',
+    "qwen3_coder": '<tool_call>\n{"name": "point", "arguments": {"x": 1}}\n</tool_call>',
+    "llama4": '{"name": "point", "parameters": {"x": 1}}',
+    "function_tag": '<function=point>{"x": 1}</function>',
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>point"  # noqa: RUF001
+    '<｜tool▁sep｜>{"x": 1}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',  # noqa: RUF001
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function"  # noqa: RUF001
+    '<｜tool▁sep｜>point\n```json\n{"x": 1}\n```'  # noqa: RUF001
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",  # noqa: RUF001
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.point:0"
+    '<|tool_call_argument_begin|>{"x": 1}<|tool_call_end|><|tool_calls_section_end|>',
+    "tool_calls_tag": '<tool_calls>[{"name": "point", "arguments": {"x": 1}}]</tool_calls>',
+    "nemotron": '<TOOLCALL>[{"name": "point", "arguments": {"x": 1}}]</TOOLCALL>',
+    "phi4_mini": '<|tool_call|>[{"name": "point", "arguments": {"x": 1}}]<|/tool_call|>',
+    "granite": '<|tool_call|>[{"name": "point", "arguments": {"x": 1}}]',
+    "lfm2": '<|tool_call_start|>[{"name": "point", "arguments": {"x": 1}}]<|tool_call_end|>',
+    "apertus": '<|tools_prefix|>[{"point": {"x": 1}}]<|tools_suffix|>',
 }
 
 

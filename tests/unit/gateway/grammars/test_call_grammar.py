@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from splitserve_gateway.grammars import GrammarChecker, plan_answer
-from splitserve_text import FORMATS, ReasoningState
+from splitserve_text import ReasoningState
 from tests.unit.gateway.grammars.answer_rules import (
     SCHEMAS,
     WRITTEN,
@@ -30,7 +30,7 @@ NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-@pytest.mark.parametrize("format_name", list(FORMATS))
+@pytest.mark.parametrize("format_name", list(WRITTEN))
 async def test_answer_is_calls_when_calls_are_required(
     checker: GrammarChecker, format_name: str, parallel: bool
 ) -> None:
@@ -54,7 +54,7 @@ async def test_answer_is_calls_when_calls_are_required(
     assert num_ended
 
 
-@pytest.mark.parametrize("format_name", list(FORMATS))
+@pytest.mark.parametrize("format_name", list(WRITTEN))
 async def test_answer_calls_the_tool_that_is_named(
     checker: GrammarChecker, format_name: str
 ) -> None:
@@ -78,7 +78,7 @@ async def test_required_calls_are_so_many_at_most(checker: GrammarChecker) -> No
     assert not accepts(grammar, "\n".join([WRITTEN["hermes"]] * 33))
 
 
-@pytest.mark.parametrize("format_name", list(FORMATS))
+@pytest.mark.parametrize("format_name", list(WRITTEN))
 async def test_call_is_spelled_as_models_learnt_it(
     checker: GrammarChecker, format_name: str
 ) -> None:
@@ -93,7 +93,10 @@ async def test_call_is_spelled_as_models_learnt_it(
     assert not accepts(grammar, "")
 
 
-@pytest.mark.parametrize("format_name", ["hermes", "mistral_args"])
+@pytest.mark.parametrize(
+    "format_name",
+    ["hermes", "mistral_args", "qwen3_coder", "function_tag", "deepseek", "deepseek_v3", "kimi_k2"],
+)
 async def test_strict_tools_keep_their_schemas_when_text_is_free(
     checker: GrammarChecker, format_name: str
 ) -> None:
@@ -105,7 +108,16 @@ async def test_strict_tools_keep_their_schemas_when_text_is_free(
     assert accepts(grammar, "Hello\n{}")
     assert accepts(grammar, f"Hm. {call}\n{call} So.")
     assert not accepts(grammar, f"Hm. {call.replace('1', 'null')}")
-    assert not accepts(grammar, f"Hm. {call[:20]}")
+    assert not accepts(grammar, f"Hm. {call[: call.index(chr(123))]}")
+
+
+async def test_strict_tools_have_no_call_in_another_spelling(checker: GrammarChecker) -> None:
+    use = use_of(tools(strict=True), "auto", None)
+    grammar = await grammar_of(checker, rules("qwen3_coder", use))
+
+    assert accepts(grammar, f"Hm. <function {WRITTEN['qwen3_coder']} <functio")
+    assert not accepts(grammar, "Hm. <function=point>")
+    assert not accepts(grammar, f"Hm. <function=point> {WRITTEN['qwen3_coder']}")
 
 
 @pytest.mark.parametrize("format_name", ["hermes", "mistral_args"])
@@ -124,7 +136,7 @@ async def test_grammar_has_calls_of_allowed_tools_alone(
         assert not accepts(grammar, f"Hm. {other}")
 
 
-@pytest.mark.parametrize("format_name", list(FORMATS))
+@pytest.mark.parametrize("format_name", list(WRITTEN))
 async def test_call_is_content_when_its_tool_is_not_allowed(
     checker: GrammarChecker, format_name: str
 ) -> None:
@@ -158,6 +170,19 @@ async def test_required_calls_come_after_reasoning(checker: GrammarChecker) -> N
     assert not accepts(plan.grammar, WRITTEN["hermes"])
     assert read(text, plan).calls == [("point", '{"x": 1}')]
     assert not plan.shows_markers
+
+
+@pytest.mark.parametrize("format_name", ["glm", "minimax", "gemma4", "olmo3", "harmony"])
+async def test_required_calls_are_json_when_their_notation_is_none_of_json(
+    checker: GrammarChecker, format_name: str
+) -> None:
+    use = use_of(tools(), "required", None)
+    plan = await plan_answer(checker.of(""), rules(format_name, use))
+    assert plan.grammar is not None
+    text = f"[{WRITTEN['json']}]"
+
+    assert accepts(plan.grammar, text)
+    assert read(text, plan).calls == [("point", '{"x": 1}')]
 
 
 SPECIAL = frozenset(["[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]", "</s>"])

@@ -49,8 +49,6 @@ class Answer:
                 self.content += text
             case ReasoningDelta(text):
                 assert text
-                assert not self.content
-                assert not self.calls
                 self.reasoning += text
             case ToolCallStart(index, call_id, name):
                 assert index == len(self.calls)

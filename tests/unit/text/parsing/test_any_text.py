@@ -10,20 +10,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from splitserve_text import FORMATS, REASONING_MARKS
 from tests.unit.text.parsing.answers import answer, make_parser
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "40"))
-FORMAT_NAMES = ("hermes", "llama3_json", "mistral", "json", "none")
+WRITTEN_FORMATS = ("hermes", "llama3_json", "mistral", "json")
+FORMAT_NAMES = (*FORMATS, "none")
+MARKERS = sorted(
+    {text for each in FORMATS.values() for text in each.marker_texts}
+    | {text for each in REASONING_MARKS.values() for text in each.marker_texts}
+)
 FRAGMENTS = [
     "<tool_call>", "</tool_call>", "<function=add>", "</function>", "<parameter=a>",
     "</parameter>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<think>", "</think>",
     '{"name": "add", "arguments": {"a": 1}}', '{"name": "add"', '"arguments": {', "}", "{", "[",
     "]", ",", ":", ";", '"', "\\", "\\u12", " ", "\n", "add", "12", "-0.5e3", "null", "<", "</tool",
-    "é", "🙂",
+    "é", "🙂", "call:add{a:", "add(a=", "functions.add:0", "to=functions.add", "'", "analysis",
+    '<invoke name="add">', '<parameter name="a">', "</invoke>", "<arg_key>a</arg_key>",
+    "<arg_value>", "</arg_value>", "True", "=", ")", "(",
 ]  # fmt: skip
-texts = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=3)), max_size=25).map(
-    "".join
-)
+texts = st.lists(
+    st.one_of(st.sampled_from(FRAGMENTS), st.sampled_from(MARKERS), st.text(max_size=3)),
+    max_size=25,
+).map("".join)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=8) | st.sampled_from(FRAGMENTS),
@@ -68,10 +77,9 @@ def written(format_name: str, made: list[tuple[str, str]]) -> str:
     data=st.data(),
     text=texts,
     format_name=st.sampled_from(FORMAT_NAMES),
-    reasoning=st.sampled_from(["none", "think"]),
+    reasoning=st.sampled_from(["none", *REASONING_MARKS]),
     starts_inside=st.booleans(),
-    streams=st.booleans(),
-    hidden=st.frozensets(st.sampled_from(FRAGMENTS[:12]), max_size=3),
+    hidden=st.frozensets(st.sampled_from(MARKERS), max_size=3),
 )
 @settings(max_examples=NUM_EXAMPLES)
 def test_answer_is_the_same_when_its_text_is_cut_anywhere(
@@ -80,12 +88,10 @@ def test_answer_is_the_same_when_its_text_is_cut_anywhere(
     format_name: str,
     reasoning: str,
     starts_inside: bool,
-    streams: bool,
     hidden: frozenset[str],
 ) -> None:
     options = {
         "starts_in_reasoning": starts_inside,
-        "streams_arguments": streams,
         "hidden": hidden,
     }
     whole = answer(text, format_name, reasoning, **options)
@@ -94,27 +100,26 @@ def test_answer_is_the_same_when_its_text_is_cut_anywhere(
     assert answer(list(text), format_name, reasoning, **options) == whole
 
 
-@given(text=texts, format_name=st.sampled_from(FORMAT_NAMES))
+@given(
+    text=texts, format_name=st.sampled_from([each for each in FORMAT_NAMES if each != "harmony"])
+)
 @settings(max_examples=NUM_EXAMPLES)
-def test_nothing_is_lost_and_arguments_are_json_whatever_the_text(
-    text: str, format_name: str
-) -> None:
+def test_nothing_is_lost_whatever_the_text(text: str, format_name: str) -> None:
     whole = answer(text, format_name)
 
-    for _, arguments in whole.calls:
-        assert isinstance(json.loads(arguments), dict)
     if not whole.calls:
         assert whole.content == text
+    for _, arguments in whole.calls:
+        assert arguments.startswith("{")
 
 
-@given(data=st.data(), made=calls, format_name=st.sampled_from(FORMAT_NAMES[:4]))
+@given(data=st.data(), made=calls, format_name=st.sampled_from(WRITTEN_FORMATS))
 @settings(max_examples=NUM_EXAMPLES)
 def test_calls_are_found_as_they_were_made(
     data: st.DataObject, made: list[tuple[str, str]], format_name: str
 ) -> None:
     text = written(format_name, made)
-    streams = data.draw(st.booleans())
-    whole = answer(data.draw(cuts(text)), format_name, streams_arguments=streams)
+    whole = answer(data.draw(cuts(text)), format_name)
 
     assert (whole.calls, whole.content) == (made, "")
 
@@ -139,8 +144,7 @@ def test_what_follows_bare_calls_is_content_whatever_it_is(
     if not is_array:  # what may stand between calls, and then a call, is one
         prose = prose.lstrip(" \n,;{")
     text = written("json" if is_array else "llama3_json", made) + prose
-    streams = data.draw(st.booleans())
-    whole = answer(data.draw(cuts(text)), format_name, streams_arguments=streams)
+    whole = answer(data.draw(cuts(text)), format_name)
 
     assert (whole.calls, whole.content) == (made, "" if prose.isspace() else prose)
 
@@ -166,10 +170,9 @@ def test_prose_beside_bare_calls_stays(
 ) -> None:
     call = '{"name": "add", "parameters": {"a": 1}}'
     expected = text.removeprefix("CALL") if content is None else content
-    for streams in (False, True):
-        whole = answer(list(text.replace("CALL", call)), format_name, streams_arguments=streams)
-        assert whole.calls == [("add", '{"a": 1}')] * num_calls
-        assert whole.content == expected.replace("CALL", call)
+    whole = answer(list(text.replace("CALL", call)), format_name)
+    assert whole.calls == [("add", '{"a": 1}')] * num_calls
+    assert whole.content == expected.replace("CALL", call)
 
 
 @pytest.mark.parametrize(

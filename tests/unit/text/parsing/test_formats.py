@@ -9,6 +9,7 @@ import pytest
 from splitserve_options import GATEWAY_OPTIONS
 from splitserve_text import (
     MISTRAL_THINK,
+    REASONING_MARKS,
     THINK,
     OutputFormat,
     ReasoningParserName,
@@ -22,7 +23,7 @@ from tests.unit.text.parsing.answers import answer
     ("template", "calls", "reasoning"),
     [
         ("{%- if tools %}<tools>...<tool_call>{{ x }}</tool_call>", "hermes", None),
-        ("<tool_call><function=example>...<think>", "hermes", "think"),
+        ("<tool_call><function=example>...<think>", "qwen3_coder", "think"),
         ("{{ '<think>' }}{% if tools %}<tool_call>", "hermes", "think"),
         ("{%- if '</think>' in content %}", "json", "think"),
         ("{{ '<|python_tag|>' }} ipython", "llama3_json", None),
@@ -33,6 +34,19 @@ from tests.unit.text.parsing.answers import answer
         ),
         ("[AVAILABLE_TOOLS][TOOL_CALLS] [{", "mistral", None),
         ("[TOOL_CALLS]name[ARGS][THINK]", "mistral_args", "mistral"),
+        ("'<｜tool▁calls▁begin｜>' ... '\\n```json\\n'", "deepseek_v3", None),  # noqa: RUF001
+        ("'<｜tool▁calls▁begin｜>' '<think>'", "deepseek", "think"),  # noqa: RUF001
+        ("{%- set dsml = '｜DSML｜' %}</think>", "deepseek_dsml", "think"),  # noqa: RUF001
+        ("<|tool_call_begin|><|im_middle|>", "kimi_k2", None),
+        ("<tool_call>{name}<arg_key></think>", "glm", "think"),
+        ("'<minimax:tool_call>' <think> <response>", "minimax", "think"),
+        ("<tool_calls> <think> <answer>", "tool_calls_tag", "think_answer"),
+        ("'<seed:tool_call>' '<seed:think>' <function=x>", "seed_oss", "seed"),
+        ("<|tool_call>call: <|channel>", "gemma4", "gemma4"),
+        ("<|START_ACTION|><|START_THINKING|>", "command", "command"),
+        ("<|tool_call|> Here is my thought process:", "granite", "granite"),
+        ("<|start|>assistant<|channel|>", "harmony", "harmony"),
+        ("List of tools: [", "lfm2", None),
         ("{% for message in messages %}{{ message.content }}", "json", None),
     ],
 )
@@ -79,6 +93,23 @@ def test_options_have_the_names_of_the_parsers() -> None:
 
     assert choices["tool-call-parser"] == get_args(ToolCallParserName)
     assert choices["reasoning-parser"] == get_args(ReasoningParserName)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "state"),
+    [
+        ("apriel", "<|begin_assistant|>\nHere are my reasoning steps:\n", ReasoningState.OPEN),
+        ("gemma4", "<|turn>model\n<|channel>thought\n<channel|>", ReasoningState.CLOSED),
+        ("command", "<|CHATBOT_TOKEN|><|START_THINKING|>", ReasoningState.OPEN),
+        ("command", "<|START_THINKING|><|END_THINKING|>", ReasoningState.CLOSED),
+        ("think_answer", "<|hy_Assistant|><think>\n\n</think>\n", ReasoningState.CLOSED),
+        ("harmony", "<|start|>assistant", ReasoningState.NOT_BEGUN),
+    ],
+)
+def test_state_of_reasoning_is_that_of_the_prompt_in_each_family(
+    name: str, prompt: str, state: ReasoningState
+) -> None:
+    assert REASONING_MARKS[name].state_after(prompt) is state
 
 
 CALL = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'

@@ -69,20 +69,10 @@ NO_CALLS = [
     ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "add", "name": "add", "arguments": {}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {}, "arguments": {}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "add", "arguments": [1]}</tool_call>'),
     ("hermes", '<tool_call>{"name": "add", "arguments": "[1]"}</tool_call>'),
     ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"a\\": NaN}"}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 01}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1,}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "1\n2"}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "\\x"}}</tool_call>'),
     ("hermes", "<tool_call>{'name': 'add', 'arguments': {}}</tool_call>"),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {}}}</tool_call>'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {}} and so on'),
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": ' + "[" * 200 + "]" * 200 + "}}"),
-    ("hermes", "<tool_call>\n<function=add>\n<parameter=a>\n1\n</function>\n</tool_call>"),
     ("hermes", "<tool_call><function=></function></tool_call>"),
     ("llama3_json", as_object("never_heard_of", "{}")),
     ("llama3_json", '{"name": "add"}'),
@@ -112,9 +102,6 @@ def test_calls_are_as_written_when_well_formed(
 
     assert (whole.calls, whole.content) == (calls, "")
     assert answer(list(text), format_name) == whole
-    for pieces in ([text], list(text)):
-        streamed = answer(pieces, format_name, streams_arguments=True)
-        assert (streamed.calls, streamed.content) == (calls, "")
 
 
 @pytest.mark.parametrize(("format_name", "text"), NO_CALLS)
@@ -124,6 +111,30 @@ def test_text_is_content_when_it_is_no_call(format_name: str, text: str) -> None
     assert whole.calls == []
     assert whole.content == text
     assert answer(list(text), format_name) == whole
+
+
+MALFORMED = [
+    ('{}, "arguments": {}}</tool_call>', "{}", ', "arguments": {}}</tool_call>'),
+    ('{"a": NaN}}</tool_call>', '{"a": NaN', "}}</tool_call>"),
+    ('{"a": 01}}', '{"a": 01', "}}"),
+    ('{"a": 1,}} x', '{"a": 1,', "}} x"),
+    ('{"a": "1\n2"}}', '{"a": "1', '\n2"}}'),
+    ('{"a": "\\x"}}', '{"a": "', '\\x"}}'),
+    ("{}}}</tool_call>", "{}", "}</tool_call>"),
+    ("{}} and so on", "{}", " and so on"),
+    ('{"a": ' + "[" * 200, '{"a": ' + "[" * 127, "[" * 73),
+]
+
+
+@pytest.mark.parametrize(("rest", "arguments", "content"), MALFORMED)
+def test_call_ends_and_text_follows_when_it_turns_out_malformed(
+    rest: str, arguments: str, content: str
+) -> None:
+    text = f'<tool_call>{{"name": "add", "arguments": {rest}'
+    whole = answer(text, "hermes")
+
+    assert (whole.calls, whole.content) == ([("add", arguments)], content)
+    assert answer(list(text), "hermes") == whole
 
 
 @pytest.mark.parametrize(("format_name", "text", "_calls"), CALLS)
@@ -142,7 +153,7 @@ def test_content_stays_around_calls_and_space_beside_them_goes() -> None:
 
 
 def test_calls_go_on_when_one_of_them_is_malformed() -> None:
-    broken = '<tool_call>{"name": "add", "arguments": {a: 1}}</tool_call>'
+    broken = '<tool_call>{"name": "add", arguments: {"a": 1}}</tool_call>'
     whole = answer(f"{hermes(*WEATHER)}{broken}{hermes(*ADD)}", "hermes")
 
     assert whole.content == broken
@@ -191,8 +202,8 @@ def test_further_calls_are_dropped_when_one_is_allowed() -> None:
     assert whole.content == "Hm."
 
 
-def test_arguments_come_as_written_when_a_grammar_holds_the_answer() -> None:
-    parser = make_parser("hermes", streams_arguments=True)
+def test_arguments_come_as_they_are_written() -> None:
+    parser = make_parser("hermes")
     head = '<tool_call>\n{"name": "add", "arguments": '
 
     assert parser.push(head) == []
@@ -202,12 +213,23 @@ def test_arguments_come_as_written_when_a_grammar_holds_the_answer() -> None:
     assert parser.finish() == []
 
 
-def test_streamed_call_is_cut_when_the_answer_is() -> None:
-    text = '<tool_call>\n{"name": "add", "arguments": {"a": "hel'
-    whole = answer(text, "hermes", streams_arguments=True)
+@pytest.mark.parametrize(
+    ("rest", "arguments"),
+    [
+        ('{"a": "hel', '{"a": "hel'),
+        ('{"a": "hel\\u12', '{"a": "hel\\u12'),
+        ('{"a": 1', '{"a": 1'),
+        ('{"a": 1}', '{"a": 1}'),
+        ('{"a": 1}}\n</tool_', '{"a": 1}'),
+        ('{"a": 1}, "id": "x', '{"a": 1}'),
+    ],
+)
+def test_call_is_cut_when_the_answer_is(rest: str, arguments: str) -> None:
+    text = f'<tool_call>\n{{"name": "add", "arguments": {rest}'
+    whole = answer(text, "hermes")
 
-    assert (whole.calls, whole.content) == ([("add", '{"a": "hel')], "")
-    assert answer(list(text), "hermes", streams_arguments=True) == whole
+    assert (whole.calls, whole.content) == ([("add", arguments)], "")
+    assert answer(list(text), "hermes") == whole
 
 
 def test_content_comes_at_once_when_it_cannot_begin_a_call() -> None:
@@ -227,7 +249,7 @@ def test_json_answer_comes_at_once_when_it_is_no_call() -> None:
 
 @pytest.mark.parametrize("text", ["[TOOL_CALLS]oops", "a[ARGS]b[TOOL_CALLS] [3]"])
 def test_hidden_markers_are_no_content_when_there_is_no_call(text: str) -> None:
-    hidden = frozenset(MISTRAL.markers)
+    hidden = frozenset(MISTRAL.marker_texts)
     whole = answer(text, "mistral", hidden=hidden)
 
     assert whole.content == re.sub(r"\[[A-Z_]+\]", "", text)
@@ -236,9 +258,80 @@ def test_hidden_markers_are_no_content_when_there_is_no_call(text: str) -> None:
 
 def test_calls_are_read_when_their_markers_are_hidden() -> None:
     text = f"<s>[TOOL_CALLS]get_weather[ARGS]{PARIS}</s>"
-    whole = answer(text, "mistral", hidden=frozenset([*MISTRAL.markers, "<s>", "</s>"]))
+    whole = answer(text, "mistral", hidden=frozenset([*MISTRAL.marker_texts, "<s>", "</s>"]))
 
     assert (whole.calls, whole.content) == ([WEATHER], "")
+
+
+def test_calls_are_read_when_parts_of_an_opener_are_hidden() -> None:
+    text = '<|action_start|><|plugin|>{"name": "add", "parameters": {}}<|action_end|>'
+    hidden = frozenset(["<|action_start|>", "<|plugin|>", "<|action_end|>"])
+
+    for pieces in ([text], list(text)):
+        whole = answer(pieces, "internlm2", hidden=hidden)
+        assert (whole.calls, whole.content) == ([("add", "{}")], "")
+    assert answer(list("a<|plugin|>b"), "internlm2", hidden=hidden).content == "ab"
+
+
+def test_text_is_content_when_it_is_cut_after_a_call_and_before_the_next() -> None:
+    call = "<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    section = f"<|tool_calls_section_begin|>{call}<|tool_calls_section_end|>"
+    whole = answer(f"{section} So <|tool_calls_section_begin|>", "kimi_k2")
+
+    assert (whole.calls, whole.content) == ([("add", "{}")], " So <|tool_calls_section_begin|>")
+
+
+def test_ids_are_those_of_the_model_when_its_notation_has_unique_ones() -> None:
+    call = "<|tool_call_begin|>functions.add:{}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    text = "".join(call.format(each) for each in ("7", "8", "7", "x"))
+    whole = answer(text, "kimi_k2")
+
+    assert whole.ids == ["functions.add:7", "functions.add:8", "0", "1"]
+    assert [name for name, _ in whole.calls] == ["add", "add", "add", "add:x"]
+
+
+@pytest.mark.parametrize(
+    ("format_name", "pieces"),
+    [
+        (
+            "qwen3_coder",
+            [
+                ("<function=add>\n<parameter=note>\nab", ['{"note": "', "ab"]),
+                ("c\n", ["c"]),
+                ("d\n</parameter>\n", ["\\nd", '"']),
+                ("<parameter=a>\n1", [', "a": ']),
+                ("2\n</parameter>", ["12"]),
+                ("\n</function>", ["}"]),
+            ],
+        ),
+        (
+            "gemma4",
+            [
+                ('<|tool_call>call:add{note:<|"|>ab', ['{"note": "', "ab"]),
+                ('c<|"', ["c"]),
+                ("|>,items:[1,2", ['", "items": [1, ']),
+                ("3]}", ["23]}"]),
+            ],
+        ),
+        (
+            "olmo3",
+            [
+                ("<function_calls>add(note='ab", ['{"note": "', "ab"]),
+                ("c\\", ["c"]),
+                ("n', a=1)", ["\\n", '", "a": 1}']),
+            ],
+        ),
+    ],
+)
+def test_values_come_as_they_are_known(
+    format_name: str, pieces: list[tuple[str, list[str]]]
+) -> None:
+    parser = make_parser(format_name)
+
+    for text, expected in pieces:
+        deltas = parser.push(text)
+        written = [each.text for each in deltas if isinstance(each, ToolCallArguments)]
+        assert "".join(written) == "".join(expected)
 
 
 def test_ids_are_as_the_format_has_them() -> None:
