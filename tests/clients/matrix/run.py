@@ -43,12 +43,13 @@ PACKAGES = {
     "haystack": ["haystack-ai"],
     "autogen": ["autogen-agentchat", "autogen-ext[openai]"],
 }
-# Of Node; a client that starts only if it is named has two GB of packages.
+# Clients in Node.
 NODE_PACKAGES = {
     "vercel_ai": ["ai", "@ai-sdk/openai-compatible", "zod"],
     "promptfoo": ["promptfoo"],
 }
-_BY_NAME_ALONE = frozenset({"promptfoo"})
+# They install 6 and 2 GB.
+_BY_NAME_ALONE = frozenset({"guidellm", "promptfoo"})
 # Longer texts of requests are cut: instructions of agents have many pages.
 _MAX_CHARS = 400
 _TIMEOUT_S = 300.0
