@@ -37,7 +37,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 CONSTRAINED := $(PIP) $(addprefix --constraint ,$(CONSTRAINTS))
 
 .PHONY: help setup constraints serve test test-all check coverage node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
-	check-protos check-options fix protos options bench bench-scheduler bench-peers bench-tokens gpu-check models soak mutants fuzz client-matrix simulate \
+	check-protos check-options fix protos options bench bench-scheduler bench-peers bench-tokens gpu-check models soak mutants fuzz clients simulate \
 	chaos compose-test transformers-versions \
 	clean
 
@@ -64,7 +64,7 @@ help:
 	@echo 'make simulate      histories of a simulated cluster with faults; HISTORIES=20000 SEED=1 for more'
 	@echo 'make mutants       plants faults into our code: does the test that is named for each find it'
 	@echo 'make fuzz          hostile messages and requests for an hour or so'
-	@echo 'make client-matrix  newest LiteLLM, LangChain and others: records their requests; ARGS="--base-url URL"'
+	@echo 'make clients       newest LangChain, LiteLLM and others against a gateway; ARGS="openai --upgrade"'
 	@echo 'make chaos         faults in a real stack under load: MINUTES=30, or SEED=n for one history'
 	@echo 'make constraints   writes the installed versions to constraints.txt'
 	@echo 'make compose-test  docker-compose.yml for real, with podman'
@@ -248,8 +248,9 @@ FUZZ ?= 20000
 fuzz: $(READY)
 	SPLITSERVE_TEST_EXAMPLES=$(FUZZ) $(BIN)/python -m pytest -q --timeout 7200 tests/fuzz
 
-# Each program in an environment of its own, in a temporary folder: the newest versions, so some minutes.
-client-matrix: $(READY)
+# Each client in an environment of its own in .tools/matrix: some minutes at first. ARGS=--record writes
+# the bodies of their requests.
+clients: $(READY)
 	PYTHONPATH=.:common:protos:kernels:clients $(BIN)/python -m tests.clients.matrix.run $(ARGS)
 
 # A history that has a problem is named; `make simulate SEED=7 HISTORIES=1` tells all of one. Without SEED

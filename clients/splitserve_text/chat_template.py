@@ -44,6 +44,7 @@ class ChatTemplates:
 
     `text`: the source of all templates, and the texts of the `response_template`.
     `response_template`: the model's own description of its answers, unchecked; None without one.
+    `default`: the source of the default template; None if there is none.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class ChatTemplates:
         self._special_tokens = dict(special_tokens)
         sandbox = sandbox or Sandbox()
         self._templates = {name: _Template(sandbox, sources[name]) for name in sources}
+        self.default = sources.get(_DEFAULT)
         self.response_template = response_template
         self.text = "\n".join([*sources.values(), *_texts_in(response_template)])
 

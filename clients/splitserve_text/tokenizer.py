@@ -42,8 +42,13 @@ class Tokenizer:
         tokenizer: tokenizers.Tokenizer,
         chat_templates: ChatTemplates | None = None,
         vector_texts: VectorTexts | None = None,
+        named_tokens: Mapping[str, str] | None = None,
     ) -> None:
-        """Wraps `tokenizer`. `vector_texts`: None for inputs of vectors without prompts."""
+        """Wraps `tokenizer`. `vector_texts`: None for inputs of vectors without prompts.
+
+        `named_tokens`: texts of special tokens by name (`bos_token`, `eos_token`, ...).
+        """
+        self.named_tokens = dict(named_tokens or {})
         self.vector_texts = vector_texts or VectorTexts(tokenizer)
         self._tokenizer = tokenizer
         self._chat_templates = chat_templates
@@ -81,7 +86,13 @@ class Tokenizer:
             tokenizer,
             templates,
             VectorTexts.from_config(tokenizer, config, sentence_config),
+            special_tokens,
         )
+
+    @property
+    def chat_template(self) -> str | None:
+        """Source of the default chat template; None if there is none."""
+        return None if self._chat_templates is None else self._chat_templates.default
 
     # -- vocabulary --------------------------------------------------------------------------------
 

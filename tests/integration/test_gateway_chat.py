@@ -212,6 +212,14 @@ async def test_tools_and_calls_are_rendered_when_they_are_sent_back(hermes: Runn
     assert text.endswith('[user]1?\n[assistant](add {"a": 1})\n[tool]2=call_1\n[assistant]')
 
 
+async def test_tokenizer_info_has_special_tokens_and_the_template(hermes: RunningGateway) -> None:
+    info = (await hermes.http.get("/tokenizer_info")).json()
+    assert (info["bos_token"], info["eos_token"]) == ("<s>", "</s>")
+    assert info["chat_template"] == TEMPLATE
+    response = await hermes.http.get("/tokenizer_info", params={"model": "nobody"})
+    assert response.status_code == 404
+
+
 @pytest.mark.parametrize("is_included", [True, False])
 async def test_reasoning_is_apart_when_the_prompt_ends_within_it(
     hermes: RunningGateway, is_included: bool

@@ -96,7 +96,7 @@ async def ready(request: Request) -> Response:
     return JSONResponse({"status": "ready"})
 
 
-# -- Tokenization: `POST /tokenize` and `POST /detokenize` -----------------------------------------
+# -- Tokenization: `POST /tokenize`, `POST /detokenize`, `GET /tokenizer_info` ---------------------
 
 
 @router.post("/tokenize")
@@ -159,3 +159,11 @@ async def _detokenize(served: ServedByScheduler, body: DetokenizeRequest) -> Res
         return Response(to_json({"prompt": text}), media_type="application/json")
 
     return await run_off_loop(tokenizer, len(body.tokens), answer)
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> dict[str, str | None]:
+    """Returns the special tokens by name, and the default chat template."""
+    gateway = gateway_of(request)
+    tokenizer = tokenizer_of((await gateway.listed(request.query_params.get("model"))).served)
+    return {**tokenizer.named_tokens, "chat_template": tokenizer.chat_template}

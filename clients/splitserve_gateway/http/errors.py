@@ -108,21 +108,17 @@ class ApiError(Exception):
 
         `request_id`: id of the exchange, which Anthropic's format repeats.
         """
-        if form is ErrorFormat.ANTHROPIC:
-            return self._anthropic_body(request_id)
-        error = {
-            "message": self.message,
-            "type": self.kind,
-            "param": self.param,
-            "code": self.code,
-        }
-        return {"error": error}
-
-    def _anthropic_body(self, request_id: str) -> dict[str, object]:
         message = self.message
         if self.code == "context_length_exceeded":
-            # Claude Code shortens its chat if a message begins with these words.
+            # Agents shorten their chat if a message begins with these words; LangChain raises
+            # ContextOverflowError.
             message = f"prompt is too long: {message}"
+        if form is ErrorFormat.ANTHROPIC:
+            return self._anthropic_body(message, request_id)
+        error = {"message": message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def _anthropic_body(self, message: str, request_id: str) -> dict[str, object]:
         kind = _ANTHROPIC_KINDS.get(self.status, "invalid_request_error")
         details = {"error_code": self.code, "param": self.param}
         error = {"type": kind, "message": message, "details": details}

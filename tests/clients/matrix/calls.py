@@ -1,4 +1,4 @@
-"""Calls of a program of others, and their outcomes as JSON: `python -m MODULE BASE_URL`."""
+"""Calls of a program of others; their outcomes as lines of JSON: `python -m MODULE BASE_URL`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def get_weather(city: str) -> str:
 
 def report(*calls: Callable[[], object]) -> None:
     """Writes why each call failed; an empty text if it did not."""
-    json.dump({call.__name__: _failure(call) for call in calls}, sys.stdout)
+    for call in calls:
+        sys.stdout.write(f"{json.dumps(['check', call.__name__, _failure(call)])}\n")
 
 
 def _failure(call: Callable[[], object]) -> str:

@@ -129,7 +129,7 @@ async def test_long_texts_are_cut_to_the_model(gateway: VectorGateway) -> None:
 
     error = await gateway.refusal("/rerank", "ranker", query="t1", documents=["t2", long])
     assert (error["param"], error["code"]) == ("documents.1", "context_length_exceeded")
-    assert error["message"].startswith("documents.1 has ")
+    assert error["message"].startswith("prompt is too long: documents.1 has ")
 
 
 async def test_tokens_of_all_pairs_are_bounded(

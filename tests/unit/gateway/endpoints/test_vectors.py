@@ -121,7 +121,7 @@ async def test_long_input_is_cut_to_the_model_or_refused(
     error = await gateway.refusal(PATH, "embedder", input=[[1], given] if first == 2 else given)
     assert error["code"] == "context_length_exceeded"
     assert "This model's maximum context length is 128 tokens" in error["message"]
-    assert error["message"].startswith(f"{error['param']} has ")
+    assert error["message"].startswith(f"prompt is too long: {error['param']} has ")
     assert gateway.prompts("embedder") == []
 
 
@@ -337,7 +337,7 @@ async def test_refused_input_is_named_and_ends_the_others(
 
     param = "input" if is_single else "input.5"
     assert (error["param"], error["code"]) == (param, "context_length_exceeded")
-    assert error["message"] == f"{param} has 1 token; allowed: 0"
+    assert error["message"] == f"prompt is too long: {param} has 1 token; allowed: 0"
     await all_aborted(gateway)
 
 
