@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 # Price of slower code compared with our own decoder; CPU figures were measured on two cores.
 PRICE_OF_TORCH_ON_CPU = "a step takes 2.5 times as long with one row, and 11 times or more with 16"
-PRICE_OF_TORCH_FOR_TEXTS = "a short text takes 1.5 times as long, many texts 1.2 times"
+PRICE_OF_TORCH_FOR_TEXTS = "a short text takes 1.4 times as long, many texts 1.2 times"
 PRICE_OF_NO_DECODER = "a step takes about 2.5 times as long, and --deterministic is unavailable"
 PRICE_OF_TORCH_ON_GPU = "attention runs row by row, and steps are not recorded in CUDA graphs"
 PRICE_OF_NO_GPU_DECODER = "a layer launches about 38 kernels instead of 9 or 10"

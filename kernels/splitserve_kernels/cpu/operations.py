@@ -10,7 +10,7 @@ outputs, K inputs, M rows.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -167,16 +167,11 @@ class PackedLinear:
     starts: Tensor | None = None
     order: Tensor | None = None
     is_exact: bool = False
+    # Made once: a small matrix is multiplied in few microseconds.
+    _c: CLinear = field(init=False, repr=False, compare=False)
 
-    @property
-    def num_bytes(self) -> int:
-        """Total bytes of panels, bias and scales."""
-        tensors = (self.panels, self.bias, self.scales, self.kinds, self.starts)
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
-
-    def as_c(self) -> CLinear:
-        """Returns the C structure of the matrix; the structure does not keep the tensors alive."""
-        return CLinear(
+    def __post_init__(self) -> None:
+        structure = CLinear(
             pointer(self.panels),
             pointer(self.bias),
             pointer(self.scales),
@@ -187,6 +182,17 @@ class PackedLinear:
             self.num_inputs,
             self.is_exact,
         )
+        object.__setattr__(self, "_c", structure)
+
+    @property
+    def num_bytes(self) -> int:
+        """Total bytes of panels, bias and scales."""
+        tensors = (self.panels, self.bias, self.scales, self.kinds, self.starts)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def as_c(self) -> CLinear:
+        """Returns the C structure of the matrix; the structure does not keep the tensors alive."""
+        return self._c
 
 
 @dataclass(frozen=True, slots=True)
