@@ -52,7 +52,7 @@ class ToolCallFormat:
 
     @property
     def marker_texts(self) -> tuple[str, ...]:
-        """All texts of the notation that may be special tokens of a model."""
+        """Texts of this notation that models may have as special tokens."""
         return (*self.openers, *self.before, *self.after, *self.closers, *self.markers)
 
     def new_id(self) -> str:

@@ -41,7 +41,7 @@ class ReasoningMarks:
 
     @property
     def marker_texts(self) -> tuple[str, ...]:
-        """All texts of the notation that may be special tokens of a model."""
+        """Texts of this notation that models may have as special tokens."""
         wrappers = [text for pair in self.wrappers for text in pair]
         return (*(self.special or (*self.openers, *self.closers)), *wrappers)
 
