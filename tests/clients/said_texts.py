@@ -44,7 +44,7 @@ class Speaker:
             prompt = self._tokenizer.apply_chat_template(
                 chat, tools=tools, add_generation_prompt=True, tokenize=False
             )
-            start = prompt.index(f"{text}<") if tools is None else prompt.rindex(f"{text}<")
+            start = prompt.rindex(f"{text}<")
             encoded = self._tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True)
             begins = [begin for begin, _ in encoded["offset_mapping"]]
             assert start in begins, "the text begins with a token"

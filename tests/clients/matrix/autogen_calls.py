@@ -7,7 +7,7 @@ from typing import Any
 from autogen_agentchat.agents import AssistantAgent
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-from tests.clients.matrix.calls import API_KEY, BASE_URL, MODEL, Weather, get_weather, report
+from tests.clients.matrix.checks import API_KEY, BASE_URL, MODEL, Weather, get_weather, report
 
 ABILITIES = {
     "vision": False,

@@ -1,7 +1,7 @@
-"""Checks of one client: what the scripts in this folder have in common.
+"""Scripts of one client, its checks or its calls: what those in this folder have in common.
 
 `python -m tests.clients.matrix.CLIENT_checks URL`, with the Python that has the client. Each check
-is a line of JSON on the standard output: its name, and why it failed, empty if it did not.
+or call is a line of JSON on the standard output: its name, and why it failed, empty if it did not.
 """
 
 from __future__ import annotations
@@ -104,6 +104,11 @@ def run(package: str, *checks: Callable[[], object]) -> None:
 def write_outcomes(package: str, *checks: Callable[[], object]) -> None:
     """Runs the checks of the client that is installed as `package`."""
     _write("version", importlib.metadata.version(package))
+    report(*checks)
+
+
+def report(*checks: Callable[[], object]) -> None:
+    """Runs checks or calls."""
     for check in checks:
         _write(check.__name__, _problem(check))
 

@@ -7,7 +7,7 @@ from haystack.dataclasses import ChatMessage
 from haystack.tools import create_tool_from_function
 from haystack.utils import Secret
 
-from tests.clients.matrix.calls import API_KEY, BASE_URL, MODEL, get_weather, report
+from tests.clients.matrix.checks import API_KEY, BASE_URL, MODEL, get_weather, report
 
 
 def tools() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import instructor
 from openai import OpenAI
 
-from tests.clients.matrix.calls import API_KEY, BASE_URL, MODEL, Weather, report
+from tests.clients.matrix.checks import API_KEY, BASE_URL, MODEL, Weather, report
 
 MODES = ("TOOLS", "TOOLS_STRICT", "JSON", "JSON_SCHEMA", "RESPONSES_TOOLS")
 

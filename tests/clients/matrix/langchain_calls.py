@@ -8,7 +8,7 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
-from tests.clients.matrix.calls import API_KEY, BASE_URL, MODEL, Weather, get_weather, report
+from tests.clients.matrix.checks import API_KEY, BASE_URL, MODEL, Weather, get_weather, report
 
 
 def models() -> list[Any]:

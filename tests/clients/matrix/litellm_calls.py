@@ -6,7 +6,7 @@ from typing import Any
 
 import litellm
 
-from tests.clients.matrix.calls import API_KEY, BASE_URL, FUNCTION, MODEL, Weather, report
+from tests.clients.matrix.checks import API_KEY, BASE_URL, FUNCTION, MODEL, Weather, report
 
 CACHED = {"cache_control": {"type": "ephemeral"}}
 PROVIDERS = ("openai", "hosted_vllm", "litellm_proxy", "deepseek", "openrouter", "dashscope",

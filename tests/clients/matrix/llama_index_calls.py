@@ -8,7 +8,7 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
 
-from tests.clients.matrix.calls import API_KEY, BASE_URL, MODEL, Weather, get_weather, report
+from tests.clients.matrix.checks import API_KEY, BASE_URL, MODEL, Weather, get_weather, report
 
 LLM = OpenAILike(
     model=MODEL,

@@ -15,7 +15,7 @@ from agents import (
 )
 from openai import AsyncOpenAI
 
-from tests.clients.matrix.calls import API_KEY, BASE_URL, MODEL, Weather, get_weather, report
+from tests.clients.matrix.checks import API_KEY, BASE_URL, MODEL, Weather, get_weather, report
 
 TOOL = function_tool(get_weather)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from openai import OpenAI
 
-from tests.clients.matrix.calls import API_KEY, BASE_URL, FUNCTION, MODEL, Weather, report
+from tests.clients.matrix.checks import API_KEY, BASE_URL, FUNCTION, MODEL, Weather, report
 
 CLIENT = OpenAI(base_url=BASE_URL or None, api_key=API_KEY, max_retries=0)
 USER: Any = {"role": "user", "content": "hi"}

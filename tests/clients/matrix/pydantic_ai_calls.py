@@ -6,7 +6,7 @@ from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from tests.clients.matrix.calls import API_KEY, BASE_URL, MODEL, Weather, get_weather, report
+from tests.clients.matrix.checks import API_KEY, BASE_URL, MODEL, Weather, get_weather, report
 
 PROVIDER = OpenAIProvider(base_url=BASE_URL, api_key=API_KEY)
 MODELS = [api(MODEL, provider=PROVIDER) for api in (OpenAIChatModel, OpenAIResponsesModel)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool
 
-from tests.clients.matrix.calls import API_KEY, BASE_URL, MODEL, get_weather, report
+from tests.clients.matrix.checks import API_KEY, BASE_URL, MODEL, get_weather, report
 
 MODEL_OF_AGENTS = OpenAIModel(model_id=MODEL, api_base=BASE_URL, api_key=API_KEY)
 
