@@ -48,8 +48,7 @@ MESSAGE_FIELDS: FieldNames = {
 # would be found behind it.
 _BILLING = "x-anthropic-billing-header:"
 _SAME = (*SchedulingFields.model_fields, "temperature", "top_p", "top_k", "seed", "stream")
-# Names of the variable by which templates switch reasoning.
-_SWITCHES = ("enable_thinking", "thinking")
+_IS_THINKING = {"enabled": True, "disabled": False}
 # Efforts that templates do not know, and the nearest that they know.
 _EFFORTS = {"xhigh": "high", "max": "high"}
 _CHOICES: Mapping[str, ChatToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
@@ -83,20 +82,13 @@ def chat_of_messages(body: MessageFields, max_tokens: int | None) -> ChatRequest
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
         response_format=_format(body),
         reasoning_effort=_effort(body),
-        chat_template_kwargs=_variables(body),
+        enable_thinking=None if body.thinking is None else _IS_THINKING.get(body.thinking.type),
+        chat_template_kwargs=body.chat_template_kwargs,
         continue_final_message=last is not None
         and last.role == "assistant"
         and bool(last.content)
         and not last.tool_calls,
     )
-
-
-def _variables(body: MessageFields) -> dict[str, object] | None:
-    own = body.chat_template_kwargs
-    if body.thinking is None or body.thinking.type not in ("enabled", "disabled"):
-        return own
-    is_on: object = body.thinking.type == "enabled"
-    return dict.fromkeys(_SWITCHES, is_on) | (own or {})
 
 
 def _effort(body: MessageFields) -> str | None:

@@ -128,25 +128,20 @@ def test_tools_are_those_of_chats(choice: object, expected: object, is_parallel:
 
 
 @pytest.mark.parametrize(
-    ("fields", "variables"),
+    ("thinking", "is_thinking"),
     [
-        ({}, None),
-        ({"thinking": {"type": "adaptive", "display": "omitted"}}, None),
-        (
-            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-            {"enable_thinking": True, "thinking": True},
-        ),
-        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False, "thinking": False}),
-        (
-            {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"thinking": True}},
-            {"enable_thinking": False, "thinking": True},
-        ),
+        (None, None),
+        ({"type": "adaptive", "display": "omitted"}, None),
+        ({"type": "enabled", "budget_tokens": 1024}, True),
+        ({"type": "disabled"}, False),
     ],
 )
-def test_thinking_is_a_variable_of_the_template(
-    fields: dict[str, Any], variables: dict[str, Any] | None
+def test_thinking_is_that_of_chats(
+    thinking: dict[str, Any] | None, is_thinking: bool | None
 ) -> None:
-    assert chat_of(**fields).chat_template_kwargs == variables
+    chat = chat_of(thinking=thinking, chat_template_kwargs={"thinking": True})
+    assert chat.is_thinking is is_thinking
+    assert chat.chat_template_kwargs == {"thinking": True}
 
 
 def test_sampling_and_scheduling_are_those_of_chats() -> None:
