@@ -153,14 +153,14 @@ def _choose(
     flash_attention_3: str,
 ) -> Compute:
     loaded = load()
+    is_for_cpu = loaded.device.type == "cpu"
+    if name not in (AUTO, TORCH) and is_for_cpu != (name == NATIVE):
+        raise BackendUnavailable(f"{name}: not for {loaded.device.type}")
     if loaded.vector_parts is not None and loaded.vector_parts.uncached is not None:
         return _uncached(load, loaded, loaded.vector_parts.description, name, is_int8=is_int8)
     in_torch = Compute(loaded, torch_model, "torch", block_size or DEFAULT_BLOCK_SIZE)
     if name == TORCH:
         return _dequantized(replace(in_torch, why_slow="--attention-backend is torch"))
-    is_for_cpu = loaded.device.type == "cpu"
-    if name != AUTO and is_for_cpu != (name == NATIVE):
-        raise BackendUnavailable(f"{name}: not for {loaded.device.type}")
     try:
         if is_for_cpu:
             size = block_size or DEFAULT_BLOCK_SIZE
@@ -189,6 +189,8 @@ def _uncached(
     """Returns native matrices on a CPU, otherwise plain torch, for a model without KV blocks."""
     in_torch = Compute(loaded, torch_model, f"torch, {description}", loaded.max_model_len)
     if loaded.device.type != "cpu":
+        if name not in (AUTO, TORCH):
+            raise BackendUnavailable(f"{name}: not for models without KV blocks")
         return in_torch
     if name == TORCH:
         return replace(in_torch, why_slow="--attention-backend is torch")

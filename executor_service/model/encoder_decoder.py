@@ -39,9 +39,9 @@ _SELF_NAMES = ("self_attn", "SelfAttention")
 _PROJECTIONS = ("k_proj", "v_proj", "k", "v")
 _POSITIONS = "embed_positions"
 _FINAL_BIAS = "final_logits_bias"
-# Models whose attention bypasses the interface of transformers, and what is replaced there.
-TAUGHT = frozenset({"LEDForConditionalGeneration"})
-_BYPASSING = "LEDDecoderAttention"
+# Classes of models, and of their attention that bypasses the interface of transformers and that is
+# replaced.
+REPLACED_ATTENTION = {"LEDForConditionalGeneration": "LEDDecoderAttention"}
 _NUM_TRIED_TOKENS = 12
 
 
@@ -73,7 +73,7 @@ class EncoderDecoder(nn.Module):
         self.audio = audio
         self.config = whole.config
         self.dtype: torch.dtype = whole.dtype
-        _use_interface(whole.get_decoder())
+        _replace_attention(whole)
         mark(whole.get_encoder().modules(), Attending.ENCODER)
         mark(self.cross_modules, Attending.CROSS)
         for module in self.attention_modules:
@@ -119,7 +119,7 @@ class EncoderDecoder(nn.Module):
 
     def set_attn_implementation(self, name: str) -> None:
         """Switches attention to an implementation of `transformers`, by name."""
-        if type(self.whole).__name__ in TAUGHT:
+        if type(self.whole).__name__ in REPLACED_ATTENTION:
             # Its encoder has attention of its own.
             self.config._attn_implementation = name
             return
@@ -259,16 +259,17 @@ def _not_served(part: nn.Module, reason: str) -> ModelUnsupported:
     )
 
 
-def _use_interface(decoder: nn.Module) -> None:
-    """Replaces attention that bypasses the interface of `transformers`: that of LED's decoder.
+def _replace_attention(whole: Any) -> None:  # noqa: ANN401
+    """Replaces the decoder's attention if it is one of REPLACED_ATTENTION.
 
     The attention of BART computes the same, with the same weights.
     """
     from transformers.models.bart.modeling_bart import BartAttention
 
-    for parent in list(decoder.modules()):
+    replaced = REPLACED_ATTENTION.get(type(whole).__name__)
+    for parent in list(whole.get_decoder().modules()):
         for name, module in list(parent.named_children()):
-            if type(module).__name__ != _BYPASSING:
+            if type(module).__name__ != replaced:
                 continue
             bypassing: Any = module
             with torch.device("meta"):
@@ -277,7 +278,7 @@ def _use_interface(decoder: nn.Module) -> None:
                     bypassing.num_heads,
                     is_decoder=bypassing.is_decoder,
                     bias=bypassing.q_proj.bias is not None,
-                    config=decoder.config,
+                    config=whole.config,
                     layer_idx=bypassing.layer_idx,
                 )
             attention.load_state_dict(module.state_dict(), assign=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from executor_service.device import LayerShape
 from executor_service.errors import ModelUnsupported
 from executor_service.model.adapter import AdapterLimits, BaseTensor, Target, no_base_tensor
-from executor_service.model.encoder_decoder import TAUGHT, EncoderDecoder
+from executor_service.model.encoder_decoder import REPLACED_ATTENTION, EncoderDecoder
 from executor_service.model.pooling import VectorParts
 from executor_service.model.rope_scaling import scaled_positions
 from executor_service.steps import AudioInfo, DefaultSampling, ModelVectors, TokenizerFile
@@ -226,7 +226,7 @@ def check_model_class(model_class: type, *, counts_positions: bool = True) -> No
         reason = "positions start after pad_token_id, not at 0"
         raise ModelUnsupported(f"{name}: {reason}: {_SERVED_INSTEAD}")
     uses_interface = getattr(model_class, "_can_set_attn_implementation", None)
-    if uses_interface is not None and not uses_interface() and name not in TAUGHT:
+    if uses_interface is not None and not uses_interface() and name not in REPLACED_ATTENTION:
         reason = "bypasses transformers' attention interface"
         raise ModelUnsupported(f"{name}: {reason}: {_SERVED_INSTEAD}")
 

@@ -94,6 +94,11 @@ def test_matrices_stay_in_torch_when_there_is_no_compiler(
         choose_compute(load, NATIVE, None)
 
 
+def test_backend_of_another_device_is_refused(load: Load) -> None:
+    with pytest.raises(BackendUnavailable, match="triton: not for cpu"):
+        choose_compute(load, "triton", None)
+
+
 @pytest.mark.usefixtures("native_library")
 def test_matrices_are_rounded_when_int8_was_asked(load: Load) -> None:
     compute = choose_compute(load, AUTO, None, is_int8=True)
