@@ -89,15 +89,17 @@ class Schedulers:
     def addresses_taking(self) -> list[str]:
         return [up.address for up in self.fleet._upstreams if up.served and up.takes_requests]
 
-    async def generate(self, params: SamplingParams = PARAMS) -> list[int]:
+    async def generate(
+        self, params: SamplingParams = PARAMS, came: list[int] | None = None
+    ) -> list[int]:
+        """Returns the tokens of a request; `came` gets them as they arrive."""
+        tokens = [] if came is None else came
         upstream, served = self.fleet.choose(None)
         request = UpstreamRequest(upstream, PROMPT, params, SchedulingParams(), served.model.digest)
-        return [
-            token_id
-            async for event in request.events()
-            if isinstance(event, Tokens)
-            for token_id in event.token_ids
-        ]
+        async for event in request.events():
+            if isinstance(event, Tokens):
+                tokens += event.token_ids
+        return tokens
 
 
 @asynccontextmanager

@@ -188,18 +188,25 @@ async def test_stream_moves_when_its_scheduler_stops(
     seed: int | None,
 ) -> None:
     async with schedulers(2) as running:
-        held = asyncio.Event()
+        ended = asyncio.Event()
+        came: list[int] = []
         first, second = running.fakes
 
         def end_among(number: int) -> None:
             if number == 3:
+                first.hold = asyncio.Event()
+            if number == 4:
                 first.before_request = refuse("DRAINING")
-                held.set()
+                ended.set()
                 raise DomainError("DRAINING", "the scheduler is shutting down")
 
         first.before_token = end_among
-        generating = asyncio.create_task(running.generate(replace(PARAMS, seed=seed)))
-        await held.wait()
+        generating = asyncio.create_task(running.generate(replace(PARAMS, seed=seed), came))
+        # Tokens that the end overtook would not be resumed.
+        await running.until(lambda: len(came) == 3)
+        assert first.hold is not None
+        first.hold.set()
+        await ended.wait()
         # By now it is gone, as whoever drains is in the end.
         await running.servers[0].server.stop(None)
         drawn = first.requests[0].sampling_params.seed
@@ -208,6 +215,7 @@ async def test_stream_moves_when_its_scheduler_stops(
         (resumed,) = second.requests
         assert resumed.sampling_params.seed == drawn
         known = list(resumed.resume_token_ids)
+        assert len(known) >= 3
         assert known == expected[: len(known)]
 
 
