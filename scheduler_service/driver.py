@@ -19,12 +19,19 @@ from scheduler_service.callers import Admission
 from scheduler_service.config import ClusterConfig
 from scheduler_service.executors import Connect, Drained, ExecutorLink, Membership
 from scheduler_service.journal import Journal, NoJournal
-from scheduler_service.request_limits import RequestName
+from scheduler_service.request_limits import RequestKey, RequestName
 from scheduler_service.scheduler import ExecutorState, Scheduler, effects, events
 from scheduler_service.scheduler.values import Request, StepEvents
 from scheduler_service.served import Served
 from scheduler_service.step_codec import EncodedBatch, ReceivedResult, encode_once
-from scheduler_service.streams import Delivery, Sink, Stream, UnreadLimits
+from scheduler_service.streams import (
+    Delivery,
+    Keeping,
+    KeptOutputs,
+    Sink,
+    Stream,
+    UnreadLimits,
+)
 from scheduler_service.watching import OperatorLog, RequestRefused, Submission, Transition, Watcher
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve_contract import DomainError
@@ -79,6 +86,7 @@ class Driver:
         max_unread_bytes = config.max_unread_bytes
         unread = UnreadLimits(max_unread_bytes, _NUM_UNREAD_STREAMS * max_unread_bytes)
         self.delivery = Delivery(unread, self._end_unread)
+        self.kept_outputs = KeptOutputs(now_ns)
         self.membership = Membership(
             config, scheduler_epoch, now_ns, connect, self._handle, self.adapters
         )
@@ -327,10 +335,13 @@ class Driver:
         if self.scheduler.capabilities.largest_config is None:
             raise DomainError("MODEL_NOT_READY", "no executor has registered yet")
 
-    def submit(self, request: Request, sink: Sink, admission: Admission) -> None:
+    def submit(
+        self, request: Request, sink: Sink, admission: Admission, keeping: Keeping | None = None
+    ) -> None:
         """Submits a request, whose events go to `sink`. Raises DomainError; nothing changed then.
 
         While no executor is connected, requests wait in the waiting queue, up to its bound.
+        `keeping`: how its output is kept; None if it is not.
         """
         assert request.request_id == admission.name.key
         self.check_accepting()
@@ -341,6 +352,10 @@ class Driver:
         self.scheduler.check(request)
         self.adapters.hold(request.scheduling.adapter)
         self.delivery.expect(request.request_id, sink)
+        if keeping is not None:
+            self.kept_outputs.begin(request, keeping)
+            if keeping.resumes:
+                sink.repeat_output(request)
         admission.charge.begin()
         num_waiting = self.scheduler.num_waiting
         self._tracked[request.request_id] = Submission(admission, self.now_ns(), num_waiting)
@@ -354,6 +369,12 @@ class Driver:
         if name.key not in self._tracked:
             raise DomainError("REQUEST_UNKNOWN", f"no unfinished request {name.own_id!r}")
         self._handle(events.RequestAborted(name.key))
+
+    def end_kept(self, key: RequestKey) -> None:
+        """Aborts the unfinished request whose output is kept under `key`, if there is one."""
+        request_id = self.kept_outputs.unfinished(key)
+        if request_id is not None:
+            self._handle(events.RequestAborted(request_id))
 
     def _abandon(self, request_id: str) -> None:
         """Aborts a request whose client is gone, if it is unfinished; its sink gets no Finish."""
@@ -394,6 +415,7 @@ class Driver:
     def _untrack(self, request: Request) -> None:
         """Removes a request that has ended, and charges its tenant; all requests end here."""
         self.delivery.forget(request.request_id)
+        self.kept_outputs.end(request)
         tracked = self._tracked.pop(request.request_id, None)
         if not self._tracked:
             self._idle.set()

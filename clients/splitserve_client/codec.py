@@ -30,6 +30,7 @@ from splitserve_text import (
     FinishReason,
     Grammar,
     JsonSchema,
+    KeptOutput,
     Lark,
     PoolingParams,
     PoolingTask,
@@ -140,6 +141,16 @@ def encode_scheduling_params(
         cache_salt=params.cache_salt,
         bypass_prefix_cache=params.bypass_prefix_cache,
         num_public_prefix_tokens=params.num_public_prefix_tokens,
+        kept_output=None if params.kept_output is None else _encode_kept(params.kept_output),
+    )
+
+
+def _encode_kept(kept: KeptOutput) -> scheduler_pb2.KeptOutput:
+    return scheduler_pb2.KeptOutput(
+        key=kept.key,
+        duration=None if kept.duration_s is None else duration_from_s(kept.duration_s),
+        resumes=kept.resumes,
+        num_read_tokens=kept.num_read_tokens,
     )
 
 
@@ -235,6 +246,7 @@ def decode_model(model: scheduler_pb2.GetModelResponse) -> Model:
         model.quantization,
         _decode_encoder(model.encoder) if model.HasField("encoder") else None,
         _decode_pooling(model.pooling) if model.HasField("pooling") else None,
+        model.max_kept_duration.ToTimedelta().total_seconds(),
     )
 
 

@@ -9,6 +9,7 @@ SplitserveError
 ├── RequestIdInUse           an unfinished request has this id
 ├── RequestUnknown           no unfinished request has this id
 ├── AdapterUnknown           no adapter of this name is registered
+├── OutputUnknown            no output is kept under this key
 ├── AdapterExists            the name of an adapter has another folder
 ├── TokenizerUnavailable     the server offers no tokenizer
 ├── QueueFull                too many requests wait; retry after `retry_delay_s`
@@ -61,6 +62,10 @@ class RequestUnknown(SplitserveError):
 
 class AdapterUnknown(SplitserveError):
     """Reports that no adapter of this name is registered."""
+
+
+class OutputUnknown(SplitserveError):
+    """Reports that no output is kept under this key."""
 
 
 class AdapterExists(SplitserveError):
@@ -119,6 +124,7 @@ _ERROR_OF_REASON: Mapping[str, type[SplitserveError]] = MappingProxyType(
         "REQUEST_ID_IN_USE": RequestIdInUse,
         "REQUEST_UNKNOWN": RequestUnknown,
         "ADAPTER_UNKNOWN": AdapterUnknown,
+        "OUTPUT_UNKNOWN": OutputUnknown,
         "ADAPTER_EXISTS": AdapterExists,
         "TOKENIZER_UNAVAILABLE": TokenizerUnavailable,
         "QUEUE_FULL": QueueFull,

@@ -124,6 +124,9 @@ class ResumableRequest:
         """Returns the request message that asks for the missing output."""
         message = encode_scheduling_params(self._scheduling, self._remaining_deadline_s())
         message.MergeFrom(self._constants)
+        if self._has_tokens and message.HasField("kept_output"):
+            # Output that was kept has been received.
+            message.kept_output.ClearField("resumes")
         if self._is_plain:
             message.resume_token_ids.extend(self._outputs[0])
             return message

@@ -216,8 +216,8 @@ class Model:
     by default: pass `replace(model.default_sampling_params, max_tokens=100)` or
     `params.with_defaults(model.default_sampling_params)`. `readiness`: of the scheduler, at the
     time of the call. `quantization`: format of the quantised weights in the checkpoint; empty for
-    plain ones. `encoder`: None for decoder-only models. `pooling`: None for
-    models that return tokens.
+    plain ones. `encoder`: None for decoder-only models. `pooling`: None for models that return
+    tokens. `max_kept_s`: longest time for which output is kept (`KeptOutput`); 0: none is kept.
     """
 
     name: str
@@ -231,6 +231,7 @@ class Model:
     quantization: str = ""
     encoder: Encoder | None = None
     pooling: Pooling | None = None
+    max_kept_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,20 @@ class SamplingParams(GivenSamplingValues):
 
 
 @dataclass(frozen=True, slots=True)
+class KeptOutput:
+    """Output that the scheduler keeps, for a client that lost its stream or takes over from it.
+
+    Meanings and ranges: `KeptOutput` in scheduler.proto. `duration_s`: time after the end of the
+    request; None to keep nothing. `resumes`: the request goes on after the output kept under `key`.
+    """
+
+    key: str
+    duration_s: float | None = None
+    resumes: bool = False
+    num_read_tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulingParams:
     """Parameters for the scheduler rather than for the model.
 
@@ -179,6 +193,7 @@ class SchedulingParams:
     cache_salt: str = ""
     bypass_prefix_cache: bool = False
     num_public_prefix_tokens: int = 0
+    kept_output: KeptOutput | None = None
 
 
 class FinishReason(enum.Enum):

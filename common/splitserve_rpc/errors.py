@@ -42,6 +42,7 @@ CODE_OF_REASON: Mapping[str, grpc.StatusCode] = MappingProxyType(
         "ADAPTER_EXISTS": grpc.StatusCode.ALREADY_EXISTS,
         "REQUEST_UNKNOWN": grpc.StatusCode.NOT_FOUND,
         "ADAPTER_UNKNOWN": grpc.StatusCode.NOT_FOUND,
+        "OUTPUT_UNKNOWN": grpc.StatusCode.NOT_FOUND,
         "TOKENIZER_UNAVAILABLE": grpc.StatusCode.NOT_FOUND,
         "EXECUTOR_UNKNOWN": grpc.StatusCode.NOT_FOUND,
         "SERVICE_UNKNOWN": grpc.StatusCode.NOT_FOUND,

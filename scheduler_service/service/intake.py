@@ -23,11 +23,14 @@ from scheduler_service.request_limits import RequestName, check_lengths
 from scheduler_service.scheduler.engine.planning import max_len_of
 from scheduler_service.scheduler.values import EncoderFeatures, Feature, Request, SchedulerConfig
 from scheduler_service.streams import (
+    Keeping,
     SamplingDecoder,
     check_names,
+    decode_keeping,
     decode_resumed,
     decode_scheduling_params,
     decode_token_ids,
+    digest_of_message,
 )
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_contract import DomainError
@@ -37,10 +40,11 @@ MAX_REQUEST_ID_CHARS = 128
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRequest:
-    """Decoded request, and the admission on which it may be submitted."""
+    """Decoded request, the admission on which it may be submitted, and how its output is kept."""
 
     request: Request
     admission: Admission
+    keeping: Keeping | None = None
 
 
 class Intake:
@@ -55,22 +59,23 @@ class Intake:
         self._sampling = SamplingDecoder()
         self.quotas = Quotas(callers.limits, cluster.now_ns)
 
-    def name(self, caller: Caller, request_id: str) -> RequestName:
+    def name(self, caller: Caller, request_id: str, field: str = "request_id") -> RequestName:
         """Returns the name of the request that `caller` calls `request_id`.
 
-        Raises DomainError(REQUEST_ID_INVALID) if the id is too long.
+        Raises DomainError(REQUEST_ID_INVALID) if the id in `field` is too long.
         """
         if len(request_id) > MAX_REQUEST_ID_CHARS:
             raise DomainError(
                 "REQUEST_ID_INVALID",
-                f"request_id has {len(request_id)} characters; allowed: {MAX_REQUEST_ID_CHARS}",
+                f"{field} has {len(request_id)} characters; allowed: {MAX_REQUEST_ID_CHARS}",
             )
         return RequestName(request_id, caller.tenant if self._callers.knows_callers else None)
 
     def accept(self, message: api.GenerateRequest, caller: Caller) -> AcceptedRequest:
         """Checks and decodes a request. Raises DomainError; nothing has changed then.
 
-        To be called while the driver accepts requests. The cheapest checks come first.
+        To be called while the driver accepts requests. The cheapest checks come first. A request
+        that resumes kept output ends the earlier one, even if it is refused then.
         """
         config = self._cluster.served.largest_config
         assert config is not None, "the driver accepts requests"
@@ -80,6 +85,7 @@ class Intake:
         check_prompt(message, limits, tenant)
         check_lengths(message, config)
         name = self.name(caller, message.request_id or secrets.token_hex(16))
+        keeping = self._keeping(message, caller, tenant)
         num_prompt_tokens = len(message.prompt_token_ids) + len(message.encoder_token_ids)
         if message.encoder_features:
             num_prompt_tokens += config.max_encoder_tokens or 0
@@ -88,7 +94,23 @@ class Intake:
         check_request(request, limits, tenant)
         self._choose_adapter(request)
         _limit_output(request, limits.max_output_tokens, config)
-        return AcceptedRequest(request, Admission(name, charge, caller=caller.name))
+        return AcceptedRequest(request, Admission(name, charge, caller=caller.name), keeping)
+
+    def _keeping(self, message: api.GenerateRequest, caller: Caller, tenant: str) -> Keeping | None:
+        """Returns how the output of a request is kept; adds the output that the request resumes.
+
+        Raises DomainError.
+        """
+        if not message.HasField("kept_output"):
+            return None
+        key = self.name(caller, message.kept_output.key, "kept_output.key").key
+        keeping = decode_keeping(message, key)
+        if keeping.resumes:
+            self._cluster.end_kept(key)
+            found = self._cluster.kept_outputs.find(keeping, tenant, digest_of_message(message))
+            for index, token_ids in enumerate(found):
+                message.resume_sequences.add(index=index, token_ids=token_ids.tolist())
+        return keeping
 
     def looking_at_adapter(self, message: api.GenerateRequest) -> AbstractAsyncContextManager[None]:
         """Reads the files of the adapter that a request names, which is accepted in the block."""

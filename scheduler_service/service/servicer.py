@@ -30,6 +30,7 @@ from scheduler_service.service.open_calls import OpenCalls
 from scheduler_service.service.readiness import Readiness
 from scheduler_service.service.refusals import RefusalPause, RefusalPauses, RequestLog, Sleep
 from scheduler_service.streams import (
+    MAX_KEPT_S,
     GenerateStream,
     RequestSink,
     SessionStream,
@@ -43,6 +44,7 @@ from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve.scheduler.v1 import scheduler_pb2_grpc
 from splitserve_common import LogContext, log_context
 from splitserve_contract import DomainError
+from splitserve_rpc import duration_from_s
 
 if TYPE_CHECKING:
     from scheduler_service.watching.request_traces import RequestTraces
@@ -196,7 +198,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             accepted.request.client_key = client_key(stream.number, 0)
             stream.request_id = accepted.admission.name.own_id
             with self._traced(accepted, request, context) as admission:
-                self._cluster.submit(accepted.request, RequestSink(stream, 0), admission)
+                sink = RequestSink(stream, 0)
+                self._cluster.submit(accepted.request, sink, admission, accepted.keeping)
 
     async def Session(
         self,
@@ -314,7 +317,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 is_of_gateway = self._checks.is_of_gateway(submit.credential)
                 traced = self._traced(accepted, submit.request, is_of_gateway=is_of_gateway)
                 with traced as admission:
-                    self._cluster.submit(accepted.request, sink, admission)
+                    self._cluster.submit(accepted.request, sink, admission, accepted.keeping)
         except DomainError as error:
             stream.names.pop(handle, None)
             stream.reject(handle, encode_rejection(error))
@@ -380,6 +383,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             quantization=model.quantization,
             encoder=self._encoder_of(model),
             pooling=_pooling_of(model),
+            max_kept_duration=duration_from_s(MAX_KEPT_S),
         )
 
     def _encoder_of(self, model: executor.ModelInfo) -> api.EncoderInfo | None:

@@ -12,6 +12,13 @@ from scheduler_service.streams.client_codec import (
     encode_rejection,
 )
 from scheduler_service.streams.delivery import Delivery
+from scheduler_service.streams.kept_outputs import (
+    MAX_KEPT_S,
+    Keeping,
+    KeptOutputs,
+    decode_keeping,
+    digest_of_message,
+)
 from scheduler_service.streams.outbox import Outbox, UnreadLimits
 from scheduler_service.streams.sinks import (
     GenerateStream,
@@ -23,8 +30,11 @@ from scheduler_service.streams.sinks import (
 )
 
 __all__ = [
+    "MAX_KEPT_S",
     "Delivery",
     "GenerateStream",
+    "Keeping",
+    "KeptOutputs",
     "Outbox",
     "RequestSink",
     "SamplingDecoder",
@@ -34,10 +44,12 @@ __all__ = [
     "UnreadLimits",
     "check_names",
     "client_key",
+    "decode_keeping",
     "decode_resumed",
     "decode_sampling_params",
     "decode_scheduling_params",
     "decode_token_ids",
+    "digest_of_message",
     "encode_adapter",
     "encode_default_sampling",
     "encode_rejection",

@@ -297,6 +297,12 @@ def encode_prompt_scores(scored: Iterable[ScoredToken]) -> api.TokenChunk:
     return api.TokenChunk(prompt_logprobs=_scores(scored))
 
 
+def encode_output(sequence: Sequence) -> api.TokenChunk:
+    """Encodes all output tokens of a sequence that does not run yet, without scores."""
+    output = sequence.token_ids[sequence.num_prompt_tokens :]
+    return api.TokenChunk(token_ids=output.tolist(), index=sequence.index)
+
+
 def encode_completion(completion: Completion, index: int) -> api.TokenChunk:
     """Encodes the tokens of one of the best completions, with scores if the completion has any."""
     return api.TokenChunk(

@@ -19,6 +19,7 @@ from scheduler_service.streams.client_codec import (
     encode_completion,
     encode_completion_finish,
     encode_finish,
+    encode_output,
     encode_prompt_scores,
     encode_sequence_finish,
     encode_token,
@@ -69,6 +70,10 @@ class Sink(Protocol):
         """Stream to which the sink writes."""
         ...
 
+    def repeat_output(self, request: Request) -> None:
+        """Adds the output that the request begins with, before all other events."""
+        ...
+
     def token(self, event: TokenEvent) -> None:
         """Adds a new output token with scores, or of one of several sequences."""
         ...
@@ -114,6 +119,11 @@ class RequestSink:
     def __init__(self, stream: EventStream, handle: int) -> None:
         self.stream = stream
         self._handle = handle
+
+    def repeat_output(self, request: Request) -> None:
+        for sequence in request.sequences:
+            if sequence.num_output_tokens:
+                self.stream.put_first(self._handle, encode_output(sequence))
 
     def token(self, event: TokenEvent) -> None:
         self.stream.put(self._handle, tokens=encode_token(event))

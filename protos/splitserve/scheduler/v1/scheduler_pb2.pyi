@@ -59,7 +59,7 @@ READINESS_DRAINING: Readiness
 READINESS_EXECUTORS_FAILING: Readiness
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "resume_token_ids", "sampling_params", "priority", "tenant", "deadline", "adapter", "cache_salt", "bypass_prefix_cache", "encoder_token_ids", "resume_sequences", "model_digest", "num_public_prefix_tokens", "traceparent", "tracestate", "encoder_features")
+    __slots__ = ("request_id", "prompt_token_ids", "resume_token_ids", "sampling_params", "priority", "tenant", "deadline", "adapter", "cache_salt", "bypass_prefix_cache", "encoder_token_ids", "resume_sequences", "model_digest", "num_public_prefix_tokens", "traceparent", "tracestate", "encoder_features", "kept_output")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class GenerateRequest(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     ENCODER_FEATURES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -94,7 +95,20 @@ class GenerateRequest(_message.Message):
     traceparent: str
     tracestate: str
     encoder_features: bytes
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., bypass_prefix_cache: bool = ..., encoder_token_ids: _Optional[_Iterable[int]] = ..., resume_sequences: _Optional[_Iterable[_Union[ResumedSequence, _Mapping]]] = ..., model_digest: _Optional[str] = ..., num_public_prefix_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., encoder_features: _Optional[bytes] = ...) -> None: ...
+    kept_output: KeptOutput
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., bypass_prefix_cache: bool = ..., encoder_token_ids: _Optional[_Iterable[int]] = ..., resume_sequences: _Optional[_Iterable[_Union[ResumedSequence, _Mapping]]] = ..., model_digest: _Optional[str] = ..., num_public_prefix_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., encoder_features: _Optional[bytes] = ..., kept_output: _Optional[_Union[KeptOutput, _Mapping]] = ...) -> None: ...
+
+class KeptOutput(_message.Message):
+    __slots__ = ("key", "duration", "resumes", "num_read_tokens")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    DURATION_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
+    NUM_READ_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    duration: _duration_pb2.Duration
+    resumes: bool
+    num_read_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, key: _Optional[str] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., resumes: bool = ..., num_read_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ResumedSequence(_message.Message):
     __slots__ = ("index", "token_ids")
@@ -384,7 +398,7 @@ class GetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("name", "digest", "dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "max_num_sequences", "max_message_bytes", "default_sampling_params", "readiness", "quantization", "encoder", "pooling")
+    __slots__ = ("name", "digest", "dtype", "vocab_size", "max_model_len_tokens", "eos_token_ids", "max_num_sequences", "max_message_bytes", "default_sampling_params", "readiness", "quantization", "encoder", "pooling", "max_kept_duration")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -398,6 +412,7 @@ class GetModelResponse(_message.Message):
     QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
     ENCODER_FIELD_NUMBER: _ClassVar[int]
     POOLING_FIELD_NUMBER: _ClassVar[int]
+    MAX_KEPT_DURATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     dtype: str
@@ -411,7 +426,8 @@ class GetModelResponse(_message.Message):
     quantization: str
     encoder: EncoderInfo
     pooling: PoolingInfo
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_sequences: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., readiness: _Optional[_Union[Readiness, str]] = ..., quantization: _Optional[str] = ..., encoder: _Optional[_Union[EncoderInfo, _Mapping]] = ..., pooling: _Optional[_Union[PoolingInfo, _Mapping]] = ...) -> None: ...
+    max_kept_duration: _duration_pb2.Duration
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len_tokens: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_num_sequences: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., default_sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., readiness: _Optional[_Union[Readiness, str]] = ..., quantization: _Optional[str] = ..., encoder: _Optional[_Union[EncoderInfo, _Mapping]] = ..., pooling: _Optional[_Union[PoolingInfo, _Mapping]] = ..., max_kept_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class PoolingInfo(_message.Message):
     __slots__ = ("embedding_size", "labels")
