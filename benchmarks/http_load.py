@@ -35,7 +35,7 @@ class Stream:
 
     def events(self) -> list[dict[str, Any]]:
         """Its events, but for the last line."""
-        lines = [line for line in self.body.split(b"\n\n") if line.startswith(b"data: {")]
+        lines = [line for line in self.body.split(b"\n") if line.startswith(b"data: {")]
         return [json.loads(line[6:]) for line in lines]
 
     def text(self) -> str:

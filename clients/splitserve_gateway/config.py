@@ -60,6 +60,7 @@ class GatewayConfig:
     `chat_template`: source of a chat template in place of the models' own; None to use theirs.
     `tool_call_parser`, `reasoning_parser`: the model's notation; auto: detected by its chat
     template. `unknown_fields`: what is done with fields of requests that are not known.
+    `resume_streams_s`: time for which a broken stream can be resumed; 0: never.
     """
 
     http: str = "127.0.0.1:8000"
@@ -78,6 +79,7 @@ class GatewayConfig:
     tool_call_parser: ToolCallParserName = "auto"
     reasoning_parser: ReasoningParserName = "auto"
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    resume_streams_s: float = 60.0
     http_cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     exit_on_stdin_eof: bool = False
@@ -142,6 +144,7 @@ class GatewayConfig:
             tool_call_parser=values["tool_call_parser"],
             reasoning_parser=values["reasoning_parser"],
             unknown_fields=values["unknown_fields"],
+            resume_streams_s=values["resume_streams_s"],
             http_cors_origins=tuple(filter(None, (values["http_cors_origins"] or "").split(","))),
             allowed_hosts=split_hosts(values["allowed_hosts"]),
             exit_on_stdin_eof=values["exit_on_stdin_eof"],

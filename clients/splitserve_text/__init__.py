@@ -18,6 +18,7 @@ from splitserve_text.call_formats import (
     HERMES,
     JSON,
     MISTRAL,
+    Draw,
     ToolCallFormat,
     tool_calls_of,
 )
@@ -104,6 +105,7 @@ __all__ = [
     "ContentDelta",
     "Delta",
     "Detokenizer",
+    "Draw",
     "EarlyStopping",
     "EncodedPair",
     "End",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import string
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from splitserve_text.answer_reader import NotAsExpected, Reading
@@ -22,6 +23,8 @@ from splitserve_text.tool_calls import (
     TypedBody,
 )
 
+# Chooses one of some characters.
+Draw = Callable[[str], str]
 _ID_CHARS = string.ascii_letters + string.digits
 
 
@@ -55,9 +58,9 @@ class ToolCallFormat:
         """Texts of this notation that models may have as special tokens."""
         return (*self.openers, *self.before, *self.after, *self.closers, *self.markers)
 
-    def new_id(self) -> str:
-        """Returns a new unique call id."""
-        return self.id_prefix + "".join(secrets.choice(_ID_CHARS) for _ in range(self.id_length))
+    def new_id(self, draw: Draw = secrets.choice) -> str:
+        """Returns a new unique call id, of characters that `draw` chooses."""
+        return self.id_prefix + "".join(draw(_ID_CHARS) for _ in range(self.id_length))
 
     def read(self, calls: CallReader, opener: str) -> Reading[None]:
         """Reads and writes calls after `opener`; "" without one. Raises NotAsExpected."""

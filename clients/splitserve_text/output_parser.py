@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,6 +22,7 @@ from splitserve_text.call_formats import (
     HARMONY,
     HERMES,
     JSON,
+    Draw,
     ToolCallFormat,
     spelled_in,
     tool_calls_of,
@@ -142,7 +144,8 @@ class ParserOptions:
     - `starts_in_reasoning`: the prompt ends within reasoning (`ReasoningMarks.state_after`).
     - `hidden`: texts of special tokens that are in the text only because the parser needs some of
       them (`OutputFormat.marker_texts`). They are dropped from content.
-    - `new_id`: makes the ids of calls; None for random ids in the form of the notation.
+    - `new_id`: makes the ids of calls; None for ids in the form of the notation, of characters that
+      `draw` chooses.
     """
 
     tools: ToolSchemas = field(default_factory=dict)
@@ -151,6 +154,7 @@ class ParserOptions:
     starts_in_reasoning: bool = False
     hidden: frozenset[str] = frozenset()
     new_id: Callable[[], str] | None = None
+    draw: Draw = secrets.choice
 
 
 class OutputParser:
@@ -168,7 +172,8 @@ class OutputParser:
 
     def __init__(self, output_format: OutputFormat, options: ParserOptions) -> None:
         tool_calls = output_format.tool_calls if options.tools else None
-        new_id = options.new_id or (tool_calls.new_id if tool_calls else str)
+        draws = functools.partial(tool_calls.new_id, options.draw) if tool_calls else str
+        new_id = options.new_id or draws
         self._reader = Reader()
         self._format = tool_calls
         self._reasoning = output_format.reasoning

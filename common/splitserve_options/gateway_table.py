@@ -84,6 +84,17 @@ GATEWAY_OPTIONS: tuple[Option, ...] = (
         choices=("refuse", "ignore"),
     ),
     Option(
+        "resume-streams-s",
+        OptionKind.NUMBER,
+        "time for which the stream of an answer can be resumed after its connection broke, in "
+        "seconds (0: never, events have no ids)",
+        _HTTP,
+        _SERVE_GATEWAY,
+        60.0,
+        minimum=0,
+        maximum=600,
+    ),
+    Option(
         "max-audio-mib",
         OptionKind.INTEGER,
         "maximum size of a file of audio in MiB",

@@ -127,8 +127,9 @@ def test_curl_gets_lines_of_events_when_streaming(served: ServedModel) -> None:
     assert "content-type: text/event-stream" in head.lower()
     assert text.endswith("data: [DONE]\n\n")
     *events, _ = text.split("\n\n")[:-1]
-    assert all(event.startswith("data: {") and "\n" not in event for event in events)
-    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    fields = [event.partition("\n") for event in events]
+    assert all(event_id.startswith("id: ") and "\n" not in data for event_id, _, data in fields)
+    chunks = [json.loads(data.removeprefix("data: ")) for _, _, data in fields]
     assert "".join(c["text"] for chunk in chunks for c in chunk["choices"]) == (
         ", a funny lamb named Ravi"
     )

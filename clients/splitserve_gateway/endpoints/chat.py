@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 
 from fastapi import APIRouter
@@ -36,6 +37,7 @@ from splitserve_gateway.http import invalid
 from splitserve_gateway.schemas import ChatRequest
 from splitserve_text import (
     ContentDelta,
+    Draw,
     ReasoningDelta,
     TokenLogprob,
     ToolCallArguments,
@@ -92,7 +94,15 @@ def _choices(body: ChatRequest, generation: ChatGeneration) -> list[ChatChoice]:
     prefix = generation.final_message if body.echo else ""
     (prompt,) = request.prompts
     return [
-        ChatChoice(index, body, generation.plan, names, prompt.token_ids, prefix)
+        ChatChoice(
+            index,
+            body,
+            generation.plan,
+            names,
+            prompt.token_ids,
+            prefix,
+            request.origin.draw(index),
+        )
         for index in range(request.params.num_completions)
     ]
 
@@ -112,7 +122,8 @@ def _check(body: ChatRequest) -> None:
 class ChatChoice:
     """Choice of a chat.
 
-    `prefix`: text of the caller that the content begins with (`echo`).
+    `prefix`: text of the caller that the content begins with (`echo`). `draw`: chooses the
+    characters of calls' ids.
     """
 
     def __init__(
@@ -123,11 +134,12 @@ class ChatChoice:
         names: TokenNames,
         prompt_token_ids: Sequence[int] = (),
         prefix: str = "",
+        draw: Draw = secrets.choice,
     ) -> None:
         self._index = index
         self._body = body
         self._names = names
-        self._parser = plan.new_parser() if plan.has_parts else None
+        self._parser = plan.new_parser(draw) if plan.has_parts else None
         self._prefix = prefix
         self._has_calls = False
         self._content: list[str] = [prefix] if prefix else []

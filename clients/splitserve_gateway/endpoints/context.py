@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from splitserve_client import Adapter, Model
 from splitserve_common import Discovery
 from splitserve_gateway.callers import ANYBODY, Caller, caller_of
 from splitserve_gateway.config import GatewayConfig
-from splitserve_gateway.generation import RequestedAdapter, Serving
+from splitserve_gateway.generation import RequestedAdapter, ResumeHeaders, Serving
 from splitserve_gateway.grammars import GrammarChecker
 from splitserve_gateway.http import BodyBudget, Exchanges, read_body, too_many_requests
 from splitserve_gateway.schemas import IGNORES_UNKNOWN, ApiRequest
@@ -35,7 +35,8 @@ _PROMPT_FIELDS = frozenset(
 class Gateway:
     """Parts of the gateway (`request.app.state.gateway`), and the caller of a request.
 
-    `operators`: addresses of schedulers for operators.
+    `operators`: addresses of schedulers for operators. `resuming`: what the caller says about
+    ids of events.
     """
 
     config: GatewayConfig
@@ -47,6 +48,7 @@ class Gateway:
     decoding: FairSemaphore
     operators: Discovery
     caller: Caller = ANYBODY
+    resuming: ResumeHeaders = field(default_factory=ResumeHeaders)
 
     @property
     def models(self) -> list[Model]:
@@ -88,7 +90,15 @@ class Gateway:
             adapter, allowed = await self._find_adapter(model, models)
             model = None
         upstream, served = self.fleet.choose(model, allowed, prefers=prefers)
-        return Serving(upstream, served, self.config, self.checker, self.caller, adapter)
+        return Serving(
+            upstream,
+            served,
+            self.config,
+            self.checker,
+            self.caller,
+            adapter,
+            self.resuming,
+        )
 
     async def listed(
         self, model: str | None, prefers: Callable[[Model], bool] | None = None
@@ -146,6 +156,6 @@ class Gateway:
 
 
 def gateway_of(request: Request) -> Gateway:
-    """Returns the gateway that serves `request`, with the caller of `request`."""
+    """Returns the gateway that serves `request`, with what it knows from the request's headers."""
     gateway: Gateway = request.app.state.gateway
-    return replace(gateway, caller=caller_of(request))
+    return replace(gateway, caller=caller_of(request), resuming=ResumeHeaders.of(request.headers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import secrets
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -17,14 +18,13 @@ from starlette.responses import JSONResponse, Response
 
 from splitserve_gateway.endpoints.chat import start_chat
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
-from splitserve_gateway.endpoints.shapes import Json, with_notes
+from splitserve_gateway.endpoints.shapes import Json, identified, with_notes
 from splitserve_gateway.generation import (
     ChoiceEnd,
     Delta,
     Event,
     TextRequest,
     Totals,
-    answer_id,
     chat_of_messages,
     check_generates,
     encode_chat,
@@ -39,6 +39,7 @@ from splitserve_gateway.http import MESSAGE_EVENTS, ApiError, event_stream
 from splitserve_gateway.schemas import CountTokensRequest, MessagesRequest
 from splitserve_text import (
     ContentDelta,
+    Draw,
     ReasoningDelta,
     ToolCallArguments,
     ToolCallStart,
@@ -57,7 +58,7 @@ async def create_message(request: Request) -> Response:
     async with gateway.reading(request, MessagesRequest) as body:
         answer = await _answer(gateway, body)
     if body.stream:
-        response = await event_stream(_events(answer), MESSAGE_EVENTS)
+        response = await event_stream(identified(_events(answer), answer.request), MESSAGE_EVENTS)
     else:
         response = JSONResponse(await _whole(answer))
     return with_notes(response, body)
@@ -100,12 +101,13 @@ async def _answer(gateway: Gateway, body: MessagesRequest) -> _Answer:
     chat = await asyncio.to_thread(chat_of_messages, body, body.max_tokens)
     generation = await start_chat(gateway, chat, message_fields(body))
     head: Json = {
-        "id": f"msg_{answer_id(body.request_id)}",
+        "id": f"msg_{generation.request.answer_id}",
         "type": "message",
         "role": "assistant",
         "model": generation.request.model_name,
     }
-    return _Answer(generation.request, MessageContent(generation.plan), head)
+    draw = generation.request.origin.draw(0)
+    return _Answer(generation.request, MessageContent(generation.plan, draw), head)
 
 
 def _usage(totals: Totals) -> Json:
@@ -156,11 +158,12 @@ async def _whole(answer: _Answer) -> Json:
 class MessageContent:
     """Content of a message. `blocks`: ended blocks; events report each block from its first token.
 
-    Input of a tool call that was cut is what a client of the stream reads from it.
+    Input of a tool call that was cut is what a client of the stream reads from it. `draw`: chooses
+    the characters of ids.
     """
 
-    def __init__(self, plan: AnswerPlan) -> None:
-        self._parser = plan.new_parser()
+    def __init__(self, plan: AnswerPlan, draw: Draw = secrets.choice) -> None:
+        self._parser = plan.new_parser(draw)
         self._block: _Block | None = None
         self._end: ChoiceEnd | None = None
         self.blocks: list[Json] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import string
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -19,13 +20,18 @@ from splitserve_client import (
 )
 from splitserve_gateway.endpoints.chat import start_chat
 from splitserve_gateway.endpoints.context import Gateway, gateway_of
-from splitserve_gateway.endpoints.shapes import Json, TokenNames, chat_logprobs, with_notes
+from splitserve_gateway.endpoints.shapes import (
+    Json,
+    TokenNames,
+    chat_logprobs,
+    identified,
+    with_notes,
+)
 from splitserve_gateway.generation import (
     Delta,
     Event,
     TextRequest,
     Totals,
-    answer_id,
     chat_request,
     gathered,
     renamed,
@@ -39,6 +45,7 @@ from splitserve_gateway.schemas import ResponsesRequest
 from splitserve_text import (
     ContentDelta,
     Detokenizer,
+    Draw,
     ReasoningDelta,
     TokenLogprob,
     ToolCallArguments,
@@ -60,7 +67,7 @@ async def create_response(request: Request) -> Response:
     async with gateway.reading(request, ResponsesRequest) as body:
         answer = await _answer(gateway, body)
     if body.stream:
-        response = await event_stream(_events(answer), NAMED_EVENTS)
+        response = await event_stream(identified(_events(answer), answer.request), NAMED_EVENTS)
     else:
         response = JSONResponse(await _whole(answer))
     return with_notes(response, body)
@@ -111,6 +118,7 @@ async def _answer(gateway: Gateway, body: ResponsesRequest) -> _Answer:
         TokenNames(tokenizer),
         tokenizer.detokenizer(skip_special_tokens=request.rules.skip_special_tokens),
         wants_logprobs=body.wants_logprobs,
+        draw=request.origin.draw(0),
     )
     return _Answer(request, output, _head(body, request))
 
@@ -118,9 +126,9 @@ async def _answer(gateway: Gateway, body: ResponsesRequest) -> _Answer:
 def _head(body: ResponsesRequest, request: TextRequest) -> Json:
     choice = body.tool_choice
     return {
-        "id": f"resp_{answer_id(body.request_id)}",
+        "id": f"resp_{request.answer_id}",
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": request.origin.created_s,
         "completed_at": None,
         "model": request.model_name,
         "error": None,
@@ -215,7 +223,8 @@ class ResponseOutput:
     """Output of a response. `items`: ended items; events report each item from its first token on.
 
     `detokenizer`: finds where in the text each token begins. Which tokens are reasoning, and which
-    have logprobs, does not depend on how many tokens arrived at once.
+    have logprobs, does not depend on how many tokens arrived at once. `draw`: chooses the
+    characters of ids.
     """
 
     def __init__(
@@ -225,8 +234,10 @@ class ResponseOutput:
         detokenizer: Detokenizer,
         *,
         wants_logprobs: bool,
+        draw: Draw = secrets.choice,
     ) -> None:
-        self._parser = plan.new_parser()
+        self._parser = plan.new_parser(draw)
+        self._draw = draw
         self._names = names
         self._detokenizer = detokenizer
         self._wants_logprobs = wants_logprobs
@@ -259,7 +270,7 @@ class ResponseOutput:
             yield from self._take(part)
         if delta.end is not None:
             if self._item is None and not self.items:
-                yield from self._begin(_Text(len(self.items)))
+                yield from self._begin(_Text(0, self._draw))
             yield from self._end("completed" if delta.end.reason == "stop" else "incomplete")
 
     def _starts_of(self, token_ids: Sequence[int]) -> list[int]:
@@ -281,23 +292,26 @@ class ResponseOutput:
         match part:
             case ContentDelta(text):
                 if not isinstance(self._item, _Text):
-                    yield from self._begin(_Text(len(self.items) + (self._item is not None)))
+                    yield from self._begin(_Text(self._next_index, self._draw))
                 scores = self._shaped_scores()
                 assert isinstance(self._item, _Text), "it has begun"
                 yield self._item.add(text, scores)
             case ReasoningDelta(text):
                 if not isinstance(self._item, _Reasoning):
-                    yield from self._begin(_Reasoning(len(self.items) + (self._item is not None)))
+                    yield from self._begin(_Reasoning(self._next_index, self._draw))
                 assert isinstance(self._item, _Reasoning), "it has begun"
                 yield self._item.add(text)
             case ToolCallStart(_, call_id, name):
-                index = len(self.items) + (self._item is not None)
-                yield from self._begin(_Call(index, call_id, name))
+                yield from self._begin(_Call(self._next_index, self._draw, call_id, name))
                 self._scores.clear()
             case ToolCallArguments(_, text):
                 assert isinstance(self._item, _Call), "a call has begun"
                 self._scores.clear()
                 yield self._item.add(text)
+
+    @property
+    def _next_index(self) -> int:
+        return len(self.items) + (self._item is not None)
 
     def _shaped_scores(self) -> list[Json]:
         reasoned = self._parser.num_reasoning_chars or 0
@@ -318,12 +332,12 @@ class ResponseOutput:
 
 
 class _Item:
-    """Output item that has begun. `index`: its position in the output."""
+    """Output item that has begun. `index`: its position in the output. `draw`: as of the output."""
 
     prefix = ""
 
-    def __init__(self, index: int) -> None:
-        self.item_id = f"{self.prefix}_{secrets.token_hex(16)}"
+    def __init__(self, index: int, draw: Draw) -> None:
+        self.item_id = f"{self.prefix}_" + "".join(draw(string.hexdigits[:16]) for _ in range(32))
         self.place: Json = {"item_id": self.item_id, "output_index": index}
         self.pieces: list[str] = []
 
@@ -347,8 +361,8 @@ class _Item:
 class _Text(_Item):
     prefix = "msg"
 
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
+    def __init__(self, index: int, draw: Draw) -> None:
+        super().__init__(index, draw)
         self._scores: list[Json] = []
         self._where = {**self.place, "content_index": 0}
 
@@ -387,8 +401,8 @@ class _Text(_Item):
 class _Reasoning(_Item):
     prefix = "rs"
 
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
+    def __init__(self, index: int, draw: Draw) -> None:
+        super().__init__(index, draw)
         self._where = {**self.place, "content_index": 0}
 
     def begin(self) -> Iterator[Json]:
@@ -420,8 +434,8 @@ class _Reasoning(_Item):
 class _Call(_Item):
     prefix = "fc"
 
-    def __init__(self, index: int, call_id: str, name: str) -> None:
-        super().__init__(index)
+    def __init__(self, index: int, draw: Draw, call_id: str, name: str) -> None:
+        super().__init__(index, draw)
         self._call_id = call_id
         self._name = name
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from copy import copy
@@ -19,7 +18,6 @@ from splitserve_gateway.generation import (
     PromptScores,
     TextRequest,
     Totals,
-    answer_id,
     gathered,
     stream_choices,
 )
@@ -44,12 +42,12 @@ _IGNORED_HEADER = "x-splitserve-ignored-fields"
 _MAX_IGNORED_NAMES = 64
 
 
-def head(prefix: str, kind: str, body: SamplingFields, request: TextRequest) -> Json:
+def head(prefix: str, kind: str, request: TextRequest) -> Json:
     """Returns the fields that every answer and every event begins with."""
     return {
-        "id": f"{prefix}-{answer_id(body.request_id)}",
+        "id": f"{prefix}-{request.answer_id}",
         "object": kind,
-        "created": int(time.time()),
+        "created": request.origin.created_s,
         "model": request.model_name,
         "system_fingerprint": f"fp_{request.served.model.digest[:12]}",
     }
@@ -63,6 +61,13 @@ def usage(totals: Totals) -> Json:
         "total_tokens": totals.num_prompt_tokens + totals.num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": totals.num_cached_tokens},
     }
+
+
+def identified(
+    events: AsyncGenerator[object, None], request: TextRequest
+) -> AsyncGenerator[object, None]:
+    """Returns the events of an answer with ids by which the stream can be resumed, if it can be."""
+    return events if request.place is None else request.place.identified(events)
 
 
 class StreamUsage:
@@ -174,11 +179,14 @@ class ChoiceAnswer:
 
         Raises ApiError and SplitserveError.
         """
-        response = await (event_stream(self._chunks()) if self.body.stream else self._whole())
+        if self.body.stream:
+            response = await event_stream(identified(self._chunks(), self.request))
+        else:
+            response = await self._whole()
         return with_notes(response, self.body)
 
     def _head(self, kind: str) -> Json:
-        return head(self.kind.id_prefix, kind, self.body, self.request)
+        return head(self.kind.id_prefix, kind, self.request)
 
     async def _chunks(self) -> AsyncGenerator[object, None]:
         start = self._head(self.kind.event)

@@ -11,13 +11,8 @@ from splitserve_gateway.generation.choices import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     RESPONSE_FIELDS,
-    ChoiceEnd,
-    Delta,
-    Event,
     FieldNames,
-    PromptScores,
     TextRequest,
-    Totals,
     answer_id,
     chat_fields,
     completion_fields,
@@ -29,6 +24,13 @@ from splitserve_gateway.generation.choices import (
     upstream_id,
 )
 from splitserve_gateway.generation.comparisons import Comparison, TextPairs, compare
+from splitserve_gateway.generation.deltas import (
+    ChoiceEnd,
+    Delta,
+    Event,
+    PromptScores,
+    Totals,
+)
 from splitserve_gateway.generation.messages import chat_of_messages, message_fields
 from splitserve_gateway.generation.model_kinds import (
     check_generates,
@@ -52,6 +54,7 @@ from splitserve_gateway.generation.prompts import (
     run_off_loop,
     tokenizer_of,
 )
+from splitserve_gateway.generation.stream_places import ResumeHeaders
 from splitserve_gateway.generation.text_requests import (
     gathered,
     sampling_params,
@@ -88,6 +91,7 @@ __all__ = [
     "FieldNames",
     "PromptScores",
     "RequestedAdapter",
+    "ResumeHeaders",
     "Segment",
     "Serving",
     "TextPairs",

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from splitserve_client import (
     AdapterUnknown,
@@ -19,9 +18,16 @@ from splitserve_client import (
     RequestFailed,
     SplitserveError,
 )
-from splitserve_common import log_context
 from splitserve_gateway.callers import Caller
+from splitserve_gateway.generation.deltas import ChoiceEnd, Delta, Event, PromptScores, Totals
 from splitserve_gateway.generation.prompts import EncodedPrompt, RequestedAdapter
+from splitserve_gateway.generation.replay import cut_at, replayed
+from splitserve_gateway.generation.stream_places import (
+    EventId,
+    StreamOrigin,
+    StreamPlace,
+    exchange_id,
+)
 from splitserve_gateway.http import ApiError, api_error, invalid
 from splitserve_gateway.schemas import (
     GRAMMAR_FIELDS,
@@ -34,6 +40,7 @@ from splitserve_text import (
     End,
     Finish,
     FinishReason,
+    KeptOutput,
     Piece,
     RequestTexts,
     SamplingParams,
@@ -55,7 +62,8 @@ class TextRequest:
     """Complete input of a text generation.
 
     `fields`: the caller's names of fields, for errors. `own_id`: the caller's request id; None if
-    the caller sent none. `adapter`: None for the model itself.
+    the caller sent none. `adapter`: None for the model itself. `place`: None if the answer is not
+    streamed, or its stream cannot be resumed; `kept_s`: time for which it can.
     """
 
     upstream: Upstream
@@ -68,63 +76,19 @@ class TextRequest:
     caller: Caller
     own_id: str | None = None
     adapter: RequestedAdapter | None = None
+    origin: StreamOrigin = field(default_factory=StreamOrigin)
+    place: StreamPlace | None = None
+    kept_s: float = 0.0
+
+    @property
+    def answer_id(self) -> str:
+        """Id of the answer without its prefix: the caller's own, if given."""
+        return self.own_id or self.origin.exchange
 
     @property
     def model_name(self) -> str:
         """Name of the model or adapter, for answers."""
         return self.served.model.name if self.adapter is None else self.adapter.name
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceEnd:
-    """Finish reason of a choice.
-
-    `stop_reason`: the stop string or stop token id that ended the choice.
-    """
-
-    reason: str
-    stop_reason: str | int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """Increment of one choice.
-
-    `index`: number of the choice; choices are numbered prompt by prompt.
-    """
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    end: ChoiceEnd | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScores:
-    """Logprobs of a prompt's tokens except the first. Precedes all other events of that prompt."""
-
-    prompt_index: int
-    scores: tuple[TokenLogprob, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Token counts of a request; the last event of the request."""
-
-    num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
-    num_cached_tokens: int = 0
-
-    def __add__(self, other: Totals) -> Totals:
-        return Totals(
-            self.num_prompt_tokens + other.num_prompt_tokens,
-            self.num_output_tokens + other.num_output_tokens,
-            self.num_cached_tokens + other.num_cached_tokens,
-        )
-
-
-Event = Delta | PromptScores | Totals
 
 
 async def stream_choices(request: TextRequest) -> AsyncGenerator[Event, None]:
@@ -133,20 +97,18 @@ async def stream_choices(request: TextRequest) -> AsyncGenerator[Event, None]:
     Closing the generator aborts the request. Raises SplitserveError, and ApiError if the scheduler
     refuses the request.
     """
+    place = request.place
+    events = (
+        _PromptChoices(request, 0).stream() if len(request.prompts) == 1 else _of_batch(request)
+    )
+    if place is not None and place.resumed is not None:
+        events = replayed(events, place.resumed)
     with refusing(request.adapter, request.params, request.fields):
-        if len(request.prompts) == 1:
-            async with aclosing(_PromptChoices(request, 0).stream()) as events:
-                async for event in events:
-                    yield event
-            return
-        totals = Totals()
-        async with aclosing(_merged(request)) as events:
+        async with aclosing(events):
             async for event in events:
-                if isinstance(event, Totals):
-                    totals += event
-                else:
-                    yield event
-        yield totals
+                if place is not None:
+                    place.advance(event)
+                yield event
 
 
 @contextmanager
@@ -187,6 +149,18 @@ def _refusals(params: SamplingParams) -> Collection[str]:
     )
     own = ("GRAMMAR_INVALID", "KV_CACHE_EXHAUSTED")
     return (*own, "INVALID_LOGITS") if is_constrained else own
+
+
+async def _of_batch(request: TextRequest) -> AsyncGenerator[Event, None]:
+    """Streams the events of all prompts, then their common Totals."""
+    totals = Totals()
+    async with aclosing(_merged(request)) as events:
+        async for event in events:
+            if isinstance(event, Totals):
+                totals += event
+            else:
+                yield event
+    yield totals
 
 
 async def _merged(request: TextRequest) -> AsyncGenerator[Event, None]:
@@ -247,17 +221,21 @@ class _PromptChoices:
     async def stream(self) -> AsyncGenerator[Event, None]:
         """Streams the deltas, then the Totals of this prompt."""
         request = self._request
+        resumed = None if request.place is None else request.place.resumed
         upstream_request = UpstreamRequest(
             request.upstream,
             self._prompt.token_ids,
-            request.params,
-            request.scheduling,
+            self._params(),
+            replace(request.scheduling, kept_output=self._kept_output(resumed)),
             request.served.model.digest,
             request.caller.credential,
             upstream_id(request.own_id, self._prompt_index),
             self._prompt.encoder_token_ids,
         )
-        async with aclosing(upstream_request.events()) as events:
+        events = upstream_request.events()
+        if resumed is not None:
+            events = cut_at(events, resumed, self._first_index)
+        async with aclosing(events):
             async for event in events:
                 for part in self._texts.receive(event):
                     if isinstance(part, End):
@@ -273,6 +251,24 @@ class _PromptChoices:
                         yield self._take_scores()
                     if part.token_ids or part.finish:
                         yield self._delta(part)
+
+    def _params(self) -> SamplingParams:
+        request = self._request
+        if request.place is None or request.params.seed is not None:
+            return request.params
+        # The gateway that may resume the stream knows this seed, too.
+        return replace(request.params, seed=request.origin.seed(self._prompt_index))
+
+    def _kept_output(self, resumed: EventId | None) -> KeptOutput | None:
+        request = self._request
+        if request.place is None:
+            return None
+        key = f"{request.origin.exchange}.{self._prompt_index}"
+        if resumed is None:
+            return KeptOutput(key, request.kept_s)
+        own = resumed.read[self._first_index :][: request.params.num_completions]
+        read = tuple(progress.num_tokens for progress in own)
+        return KeptOutput(key, request.kept_s, resumes=True, num_read_tokens=read)
 
     def _take_scores(self) -> PromptScores:
         scores, self._scores = self._scores, []
@@ -445,14 +441,6 @@ def renamed(path: str, names: FieldNames) -> str:
 _PREFIX = "req_"
 # Schedulers accept ids of 128 characters; the gateway appends its own parts.
 _MAX_OWN_CHARS = 80
-
-
-def exchange_id() -> str:
-    """Returns the id of the current HTTP exchange: its x-request-id without the prefix."""
-    context = log_context.get()
-    if context is None or not context.request_id.startswith(_PREFIX):
-        return secrets.token_hex(16)
-    return context.request_id.removeprefix(_PREFIX)
 
 
 def answer_id(own: str | None) -> str:

@@ -6,12 +6,13 @@ Long texts are tokenized in a thread, off the event loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from splitserve_client import TokenizerUnavailable
 from splitserve_gateway.callers import Caller
 from splitserve_gateway.config import GatewayConfig
+from splitserve_gateway.generation.stream_places import ResumeHeaders
 from splitserve_gateway.grammars import GrammarChecker, TenantChecker
 from splitserve_gateway.http import ApiError, invalid, model_unknown
 from splitserve_gateway.schemas import (
@@ -215,7 +216,7 @@ class RequestedAdapter:
 class Serving:
     """Chosen scheduler of a request, the model it serves, and the gateway's own parts.
 
-    `adapter`: None for the model itself.
+    `adapter`: None for the model itself. `resuming`: what the caller says about ids of events.
     """
 
     upstream: Upstream
@@ -224,6 +225,7 @@ class Serving:
     checker: GrammarChecker
     caller: Caller
     adapter: RequestedAdapter | None = None
+    resuming: ResumeHeaders = field(default_factory=ResumeHeaders)
 
     def checker_for(self, user: str | None) -> TenantChecker:
         """Returns the grammar checker for the request's tenant.

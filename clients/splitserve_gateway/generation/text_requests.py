@@ -8,8 +8,15 @@ from dataclasses import replace
 from typing import TypeVar
 
 from splitserve_contract import PARAMETERS
-from splitserve_gateway.generation.choices import Delta, Event, FieldNames, TextRequest
+from splitserve_gateway.generation.choices import FieldNames, TextRequest
+from splitserve_gateway.generation.deltas import Delta, Event
 from splitserve_gateway.generation.prompts import EncodedPrompt, Serving, run_off_loop
+from splitserve_gateway.generation.stream_places import (
+    MAX_IDENTIFIED_CHOICES,
+    EventId,
+    StreamOrigin,
+    StreamPlace,
+)
 from splitserve_gateway.http import ApiError, invalid
 from splitserve_gateway.schemas import GRAMMAR_FIELDS, SamplingFields, SchedulingFields
 from splitserve_gateway.upstreams import ServedByScheduler
@@ -53,6 +60,7 @@ async def text_request(
         body.skip_special_tokens,
         hidden_token_ids=frozenset() if body.include_stop_str_in_output else endings,
     )
+    place = _stream_place(serving, body, params, len(prompts))
     return TextRequest(
         serving.upstream,
         serving.served,
@@ -64,7 +72,38 @@ async def text_request(
         serving.caller,
         body.request_id,
         serving.adapter,
+        StreamOrigin() if place is None else place.origin,
+        place,
+        serving.config.resume_streams_s,
     )
+
+
+def _stream_place(
+    serving: Serving, body: SamplingFields, params: SamplingParams, num_prompts: int
+) -> StreamPlace | None:
+    """Returns where the stream of `body` begins; None if its events have no ids. Raises ApiError.
+
+    Without an id of a last event it begins anew.
+    """
+    num_choices = num_prompts * params.num_completions
+    has_ids = (
+        body.stream
+        and params.is_streamed
+        and params.num_logprobs is None
+        and params.num_prompt_logprobs is None
+        and num_choices <= MAX_IDENTIFIED_CHOICES
+        and 0 < serving.config.resume_streams_s <= serving.served.model.max_kept_s
+    )
+    resuming = serving.resuming
+    if not resuming.last_event_id:
+        has_ids = has_ids and resuming.takes_ids
+        return StreamPlace(StreamOrigin(), num_choices) if has_ids else None
+    if not has_ids:
+        message = "Last-Event-ID is given, but the events of this answer have no ids; allowed: none"
+        raise invalid(message, code="last_event_id_invalid")
+    resumed = EventId.parse(resuming.last_event_id)
+    resumed.check(num_choices)
+    return StreamPlace(resumed.origin, num_choices, resumed)
 
 
 def _check_needs_no_text(body: SamplingFields, params: SamplingParams) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +26,7 @@ from splitserve_gateway.grammars.tools import (
 from splitserve_grammars import MAX_GRAMMAR_BYTES
 from splitserve_text import (
     JSON,
+    Draw,
     Grammar,
     JsonSchema,
     OutputFormat,
@@ -75,9 +77,9 @@ class AnswerPlan:
         options = self.options
         return bool(self.output_format.reasoning or options.tools or options.hidden)
 
-    def new_parser(self) -> OutputParser:
-        """Returns a parser for one answer."""
-        return OutputParser(self.output_format, self.options)
+    def new_parser(self, draw: Draw = secrets.choice) -> OutputParser:
+        """Returns a parser for one answer. `draw`: chooses the characters of calls' ids."""
+        return OutputParser(self.output_format, replace(self.options, draw=draw))
 
 
 async def plan_answer(checker: TenantChecker, rules: AnswerRules) -> AnswerPlan:

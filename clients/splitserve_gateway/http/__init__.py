@@ -29,6 +29,7 @@ from splitserve_gateway.http.exchange import (
     NAMED_EVENTS,
     EndedExchange,
     Exchange,
+    IdentifiedEvent,
     event_stream,
 )
 from splitserve_gateway.http.forms import Form, read_form
@@ -50,6 +51,7 @@ __all__ = [
     "Exchanges",
     "Form",
     "Guard",
+    "IdentifiedEvent",
     "Listener",
     "api_error",
     "caller_not_allowed",

@@ -25,6 +25,7 @@ from splitserve_client import (
     InvalidRequest,
     ModelChanged,
     ModelNotReady,
+    OutputUnknown,
     QueueFull,
     QuotaExceeded,
     RequestFailed,
@@ -213,6 +214,8 @@ def error_of(error: Exception) -> ApiError:
             return caller_unknown(error.message)
         case CallerNotAllowed():
             return caller_not_allowed(error.message)
+        case OutputUnknown():
+            return _output_gone(error)
         case SplitserveError():
             return api_error(error)
     _log.error("request_failed", exc_info=error)
@@ -258,6 +261,11 @@ def _failed(error: RequestFailed, code: str | None) -> ApiError:
         # Not 500: OpenAI's clients retry that, and a retry may cost more executors.
         return ApiError(422, "invalid_request_error", error.message, code=code)
     return ApiError(500, "server_error", error.message, code=code)
+
+
+def _output_gone(error: OutputUnknown) -> ApiError:
+    message = "the stream of Last-Event-ID can no longer be resumed; send the request without it"
+    return ApiError(410, "invalid_request_error", message, code=error.reason.lower())
 
 
 def _unreachable(error: ServerUnreachable) -> ApiError:

@@ -193,6 +193,14 @@ _COMMENT = b": waiting\n\n"
 
 
 @dataclass(frozen=True, slots=True)
+class IdentifiedEvent:
+    """Event with the id from which a client can resume the stream."""
+
+    event_id: str
+    content: object
+
+
+@dataclass(frozen=True, slots=True)
 class EventFormat:
     """Encoding of events. `end`: sent after the last event.
 
@@ -207,6 +215,8 @@ class EventFormat:
 
     def encode(self, content: object) -> bytes:
         """Returns the bytes of one event."""
+        if isinstance(content, IdentifiedEvent):
+            return b"id: " + content.event_id.encode() + b"\n" + self.encode(content.content)
         data = b"data: " + to_json(content) + b"\n\n"
         if self.is_named and isinstance(content, dict):
             return b"event: " + str(content.get("type", "error")).encode() + b"\n" + data
@@ -244,7 +254,8 @@ async def event_stream(
     first = asyncio.ensure_future(anext(events))
     try:
         await asyncio.wait({first}, timeout=silence_s)
-        if first.done():
+        # A resumed stream may have no events left.
+        if first.done() and not isinstance(first.exception(), StopAsyncIteration):
             first.result()
     except BaseException:
         await _close(first, events)

@@ -272,18 +272,18 @@ class Fleet:
                 return other
         return None
 
-    def find_other(self, lost: Upstream, digest: str) -> Upstream | None:
-        """Returns the least busy other scheduler for the model with this digest.
+    def find_other(self, without: Collection[Upstream], digest: str) -> Upstream | None:
+        """Returns the least busy scheduler for the model with this digest, none of `without`.
 
         None without one.
         """
-        return self._find(digest, without=lost)
+        return self._find(digest, without)
 
-    def _find(self, digest: str, without: Upstream | None = None) -> Upstream | None:
+    def _find(self, digest: str, without: Collection[Upstream] = ()) -> Upstream | None:
         fitting = [
             upstream
             for upstream in self._upstreams
-            if upstream is not without
+            if upstream not in without
             and upstream.takes_requests
             and upstream.served is not None
             and upstream.served.model.digest == digest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -89,8 +89,8 @@ class ChatRules:
 class FleetOperations(Protocol):
     """Operations of the fleet that one scheduler needs."""
 
-    def find_other(self, lost: Upstream, digest: str) -> Upstream | None:
-        """Returns another scheduler that takes requests for the model with this digest."""
+    def find_other(self, without: Collection[Upstream], digest: str) -> Upstream | None:
+        """Returns a scheduler that takes requests for the model with this digest, but `without`."""
 
     async def wait_other(
         self, stopping: Upstream, digest: str, patience_s: float | None
@@ -270,9 +270,9 @@ class Upstream:
     async def _list_adapters(self, credential: str) -> Sequence[Adapter]:
         return await self._client.list_adapters(credential or None)
 
-    def find_other(self, model_digest: str) -> Upstream | None:
-        """Returns another scheduler that takes requests for this model."""
-        return self._others.find_other(self, model_digest)
+    def find_other(self, model_digest: str, without: Collection[Upstream] = ()) -> Upstream | None:
+        """Returns another scheduler that takes requests for this model, none of `without`."""
+        return self._others.find_other({self, *without}, model_digest)
 
     async def wait_other(self, model_digest: str, patience_s: float | None) -> Upstream | None:
         """Waits as `Fleet.wait_other` does, while this scheduler is being stopped."""

@@ -13,6 +13,7 @@ from splitserve_client import (
     Draining,
     ModelChanged,
     ModelNotReady,
+    OutputUnknown,
     ServerUnreachable,
     SessionRequest,
     SplitserveError,
@@ -27,8 +28,6 @@ from splitserve_text import (
     TraceContext,
 )
 
-# Errors that are not the request's fault: another scheduler may serve it.
-_ELSEWHERE = (ServerUnreachable, Draining, ModelNotReady)
 # Replaces a passed deadline: servers accept only deadlines above 0.
 _LEAST_DEADLINE_S = 0.001
 _NO_TRACE = TraceContext()
@@ -69,6 +68,8 @@ class UpstreamRequest:
         if params.seed is None and params.pooling is None:
             # A fixed seed keeps the same randomness at another scheduler.
             params = replace(params, seed=secrets.randbits(63))
+        # Schedulers that do not have the output with which the request begins.
+        self._lacking: set[Upstream] = set()
         self._upstream = upstream
         self._prompt_token_ids = prompt_token_ids
         self._params = params
@@ -95,11 +96,12 @@ class UpstreamRequest:
 
         Raises SplitserveError: ModelChanged if another model is served by now, also at the
         scheduler that would resume the request; ServerUnreachable, Draining or ModelNotReady if no
-        scheduler can go on with it, for example because the next one lacks the adapter.
+        scheduler can go on with it, for example because the next one lacks the adapter;
+        OutputUnknown if none has the kept output that the request resumes.
         """
-        upstream: Upstream | None = self._upstream
+        upstream = self._upstream
         began_s = asyncio.get_running_loop().time()
-        while upstream is not None:
+        while True:
             call = None if self._trace is None else self._trace.call(upstream.address)
             self._running = upstream.submit(
                 self._prompt_token_ids,
@@ -107,7 +109,7 @@ class UpstreamRequest:
                 resume_token_ids=self._came.outputs,
                 encoder_token_ids=self._encoder_token_ids,
                 encoder_features=self._encoder_features,
-                scheduling=self._remaining(began_s),
+                scheduling=self._scheduling_now(began_s),
                 model_digest=self._model_digest,
                 credential=self._credential,
                 request_id=self._next_id(),
@@ -122,33 +124,39 @@ class UpstreamRequest:
                         yield event
                 _end(call, None)
                 return
-            except ModelChanged as error:
-                _end(call, error)
-                upstream.doubt(self._model_digest)
-                raise
-            except AdapterUnknown as error:
-                _end(call, error)
-                if self._num_tries == 1:
-                    raise
-                message = "the scheduler that resumes the request lacks its adapter"
-                raise ServerUnreachable(message) from error
-            except _ELSEWHERE as error:
-                _end(call, error)
-                upstream = await self._next(upstream, error, began_s)
-                if upstream is None or self._is_aborted:
-                    raise
             except BaseException as error:
                 _end(call, error)
-                raise
+                other = None
+                if isinstance(error, SplitserveError):
+                    other = await self._next(upstream, error, began_s)
+                if other is None:
+                    raise
+                upstream = other
 
     async def _next(
         self, upstream: Upstream, error: SplitserveError, began_s: float
     ) -> Upstream | None:
-        """Returns the scheduler that resumes the request after `error`; None without one."""
-        if isinstance(error, Draining):
-            patience_s = self._remaining(began_s).deadline_s
-            return await upstream.wait_other(self._model_digest, patience_s)
-        return upstream.find_other(self._model_digest)
+        """Returns the scheduler that goes on with the request after `error`; None without one.
+
+        Raises ServerUnreachable.
+        """
+        other = None
+        match error:
+            case ModelChanged():
+                upstream.doubt(self._model_digest)
+            case AdapterUnknown() if self._num_tries > 1:
+                message = "the scheduler that resumes the request lacks its adapter"
+                raise ServerUnreachable(message) from error
+            case OutputUnknown():
+                self._lacking.add(upstream)
+                other = upstream.find_other(self._model_digest, self._lacking)
+                other = other or self._begin_anew()
+            case Draining():
+                patience_s = self._scheduling_now(began_s).deadline_s
+                other = await upstream.wait_other(self._model_digest, patience_s)
+            case ServerUnreachable() | ModelNotReady():
+                other = upstream.find_other(self._model_digest)
+        return None if self._is_aborted else other
 
     def _next_id(self) -> str:
         """Returns a new id for each try.
@@ -173,12 +181,24 @@ class UpstreamRequest:
         self._came.num_prompt_scores += len(tokens.prompt_logprobs)
         return tokens, num_known_scores - num_repeated
 
-    def _remaining(self, began_s: float) -> SchedulingParams:
-        deadline_s = self._scheduling.deadline_s
-        if deadline_s is None:
-            return self._scheduling
-        deadline_s -= asyncio.get_running_loop().time() - began_s
-        return replace(self._scheduling, deadline_s=max(deadline_s, _LEAST_DEADLINE_S))
+    def _begin_anew(self) -> Upstream | None:
+        """Returns the first scheduler again if no output is missed that somebody has read."""
+        kept = self._scheduling.kept_output
+        if kept is None or any(kept.num_read_tokens):
+            return None
+        self._scheduling = replace(self._scheduling, kept_output=replace(kept, resumes=False))
+        return self._upstream
+
+    def _scheduling_now(self, began_s: float) -> SchedulingParams:
+        """Returns the parameters with the remaining time, and without output that has come."""
+        scheduling = self._scheduling
+        kept = scheduling.kept_output
+        if kept is not None and kept.resumes and self._came.outputs:
+            scheduling = replace(scheduling, kept_output=replace(kept, resumes=False))
+        if scheduling.deadline_s is None:
+            return scheduling
+        deadline_s = scheduling.deadline_s - (asyncio.get_running_loop().time() - began_s)
+        return replace(scheduling, deadline_s=max(deadline_s, _LEAST_DEADLINE_S))
 
 
 def _end(call: CallTrace | None, error: BaseException | None) -> None:
