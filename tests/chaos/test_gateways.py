@@ -159,6 +159,72 @@ async def test_gateway_ends_streams_when_its_drain_is_over(
         assert await gateway.exit_code() == 0
 
 
+class Reader:
+    """Client that reads a stream, and goes on elsewhere from the last event that it has."""
+
+    def __init__(self, **body: object) -> None:
+        self.text = ""
+        self.last_event_id = ""
+        self._body = {"prompt": PROMPT, "stream": True, **body}
+
+    async def read(self, gateway: GatewayProcess) -> None:
+        """Reads to the end. Raises HTTPError if the connection breaks."""
+        headers = {"last-event-id": self.last_event_id} if self.last_event_id else {}
+        streaming = gateway.http.stream("POST", "/v1/completions", json=self._body, headers=headers)
+        async with streaming as response:
+            assert response.status_code == 200, await response.aread()
+            event_id = ""
+            async for line in response.aiter_lines():
+                name, _, value = line.partition(": ")
+                if name == "id":
+                    event_id = value
+                elif name == "data" and value != "[DONE]":
+                    event = json.loads(value)
+                    self.text += "".join(choice["text"] for choice in event["choices"])
+                    self.last_event_id = event_id
+
+    async def wait_begun(self) -> None:
+        """Waits for the first event."""
+
+        async def look() -> tuple[bool, str]:
+            return bool(self.last_event_id), self.text
+
+        await poll(look, PATIENCE_S)
+
+
+@pytest.mark.parametrize("seed", [{"seed": 1}, {}], ids=["seed", "drawn seed"])
+async def test_stream_goes_on_at_another_gateway_when_its_own_is_killed(
+    tmp_path: Path, seed: dict[str, int]
+) -> None:
+    async with (
+        mortal_scheduler(tmp_path) as served,
+        gateway_process(served.address) as first,
+        gateway_process(served.address) as second,
+    ):
+        await first.wait_ready()
+        await second.wait_ready()
+        client = Reader(max_tokens=60, **seed)
+        served.watch.hold(after=5)
+        reading = asyncio.create_task(client.read(first))
+        await served.watch.wait_held()
+        await client.wait_begun()
+        first.process.kill()
+        with pytest.raises(httpx2.HTTPError):
+            await reading
+        begun, place = client.text, client.last_event_id
+        served.watch.release()
+
+        await client.read(second)
+
+        assert client.text.startswith(begun)
+        if seed:
+            assert client.text == expected_text(served, 1, 60)
+        # The rest of an ended stream can be read again.
+        whole, client.text, client.last_event_id = client.text, begun, place
+        await client.read(second)
+        assert client.text == whole
+
+
 async def test_gateway_finishes_open_streams_when_its_parent_is_gone(tmp_path: Path) -> None:
     flags = ["--exit-on-stdin-eof", "--drain-timeout-s", "3600"]
     async with (

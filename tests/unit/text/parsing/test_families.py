@@ -104,6 +104,22 @@ def test_cut_answer_has_the_beginning_of_its_calls(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
+def test_parts_so_far_do_not_depend_on_chunks(family: str) -> None:
+    """A stream that is resumed has its text in one piece, and must not say anything twice."""
+    name, render = FAMILIES[family]
+    text = f"{'' if family in WHOLE_ANSWERS else 'I look: '}{render(CALLS)}"
+    by_character, slowly = make_parser(name, tools=TOOLS), Answer()
+
+    for end, character in enumerate(text, 1):
+        for delta in by_character.push(character):
+            slowly.add(delta)
+        at_once = Answer()
+        for delta in make_parser(name, tools=TOOLS).push(text[:end]):
+            at_once.add(delta)
+        assert at_once == slowly
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
 def test_calls_are_content_when_their_tools_are_barred(family: str) -> None:
     name, render = FAMILIES[family]
     text = render(CALLS)
