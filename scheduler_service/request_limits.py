@@ -53,6 +53,8 @@ def check_lengths(message: api.GenerateRequest, config: SchedulerConfig) -> None
     _check_count("resume_token_ids", len(message.resume_token_ids), config.max_model_len)
     for sequence in message.resume_sequences:
         _check_count("resume_sequences", len(sequence.token_ids), config.max_model_len)
+    num_read = len(message.kept_output.num_read_tokens)
+    _check_count("kept_output.num_read_tokens", num_read, MAX_SEQUENCES)
     check_prompt_length(len(message.prompt_token_ids), config)
     num_encoder_tokens = len(message.encoder_token_ids)
     if len(message.encoder_features) % FEATURE_BYTES:

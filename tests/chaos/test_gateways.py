@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -38,6 +39,7 @@ from tests.support.processes.trace_collector import trace_collector
 pytestmark = pytest.mark.timeout(1800)
 
 PROMPT = "one two three"
+NODE_EXAMPLE = Path(__file__).parents[2] / "clients" / "examples" / "node" / "resume_http.mjs"
 
 
 def expected_text(served: MortalScheduler, seed: int, max_tokens: int) -> str:
@@ -173,15 +175,15 @@ class Reader:
         streaming = gateway.http.stream("POST", "/v1/completions", json=self._body, headers=headers)
         async with streaming as response:
             assert response.status_code == 200, await response.aread()
-            event_id = ""
+            fields: dict[str, str] = {}
             async for line in response.aiter_lines():
                 name, _, value = line.partition(": ")
-                if name == "id":
-                    event_id = value
-                elif name == "data" and value != "[DONE]":
-                    event = json.loads(value)
+                fields[name] = value
+                if not line and "id" in fields:
+                    event = json.loads(fields["data"])
                     self.text += "".join(choice["text"] for choice in event["choices"])
-                    self.last_event_id = event_id
+                    self.last_event_id = fields["id"]
+                    fields = {}
 
     async def wait_begun(self) -> None:
         """Waits for the first event."""
@@ -223,6 +225,33 @@ async def test_stream_goes_on_at_another_gateway_when_its_own_is_killed(
         whole, client.text, client.last_event_id = client.text, begun, place
         await client.read(second)
         assert client.text == whole
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+async def test_node_example_goes_on_when_a_gateway_is_killed(tmp_path: Path) -> None:
+    async with (
+        mortal_scheduler(tmp_path) as served,
+        gateway_process(served.address) as first,
+        gateway_process(served.address) as second,
+    ):
+        await first.wait_ready()
+        await second.wait_ready()
+        served.watch.hold(after=5)
+        gateways = ",".join(str(each.http.base_url).rstrip("/") for each in (first, second))
+        body = json.dumps({"seed": 1, "max_tokens": 60})
+        client = await asyncio.create_subprocess_exec(
+            *("node", str(NODE_EXAMPLE), gateways, PROMPT, body),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert client.stdout is not None
+        begun = await client.stdout.read(1)
+        await served.watch.wait_held()
+        first.process.kill()
+        served.watch.release()
+        rest, _ = await asyncio.wait_for(client.communicate(), PATIENCE_S)
+
+        assert client.returncode == 0
+        assert (begun + rest).decode() == expected_text(served, 1, 60)
 
 
 async def test_gateway_finishes_open_streams_when_its_parent_is_gone(tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ def test_curl_gets_lines_of_events_when_streaming(served: ServedModel) -> None:
     assert text.endswith("data: [DONE]\n\n")
     *events, _ = text.split("\n\n")[:-1]
     fields = [event.partition("\n") for event in events]
-    assert all(event_id.startswith("id: ") and "\n" not in data for event_id, _, data in fields)
-    chunks = [json.loads(data.removeprefix("data: ")) for _, _, data in fields]
+    assert all(event_id.startswith("id: ") and "\n" not in event_id for _, _, event_id in fields)
+    chunks = [json.loads(data.removeprefix("data: ")) for data, _, _ in fields]
     assert "".join(c["text"] for chunk in chunks for c in chunk["choices"]) == (
         ", a funny lamb named Ravi"
     )

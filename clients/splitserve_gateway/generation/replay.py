@@ -83,7 +83,7 @@ class _Beginning:
         """Takes the next event; returns whether the client has read all of it."""
         if isinstance(event, Delta):
             choice = event.index
-            progress = self._found[choice] + Progress.of(event)
+            progress = self._found[choice].plus(Progress.of(event))
             if progress.is_within(self._ends[choice]):
                 self._found[choice] = progress
                 if progress.is_within(self._read[choice]):

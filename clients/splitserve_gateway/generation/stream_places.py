@@ -12,11 +12,11 @@ import random
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Self
+from typing import NamedTuple, Self
 
 from splitserve_common import log_context
 from splitserve_gateway.generation.deltas import Delta, Event
@@ -85,14 +85,14 @@ class ResumeHeaders:
         return cls(takes_ids, last_event_id or "")
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """Output of a choice: number of tokens, and whether it includes the end."""
 
     num_tokens: int = 0
     has_end: bool = False
 
-    def __add__(self, other: Progress) -> Progress:
+    def plus(self, other: Progress) -> Progress:
+        """Returns this output and `other` after it."""
         return Progress(self.num_tokens + other.num_tokens, self.has_end or other.has_end)
 
     def __str__(self) -> str:
@@ -148,9 +148,8 @@ class EventId:
         return cls(origin, read, int(found["choice"]), step, int(found["number"]))
 
     def __str__(self) -> str:
-        read = "_".join(map(str, self.read))
         start = f"{self.origin.exchange}.{self.origin.created_s}"
-        return f"{start}.{read}.{self.choice}.{self.step}.{self.number}"
+        return f"{_prefix(start, map(str, self.read), self.choice, self.step)}{self.number}"
 
     def check(self, num_choices: int) -> None:
         """Raises ApiError if the id is not of a stream of a request with that many choices."""
@@ -161,7 +160,12 @@ class EventId:
     def ends(self) -> tuple[Progress, ...]:
         """Output of each choice after the step."""
         before, after = self.read[: self.choice], self.read[self.choice + 1 :]
-        return (*before, self.read[self.choice] + self.step, *after)
+        return (*before, self.read[self.choice].plus(self.step), *after)
+
+
+def _prefix(start: str, read: Iterable[str], choice: int, step: Progress) -> str:
+    """Returns the ids of the events of a step, without their numbers."""
+    return f"{start}.{'_'.join(read)}.{choice}.{step}."
 
 
 def _not_of_request(text: str, allowed: str) -> ApiError:
@@ -180,7 +184,9 @@ class StreamPlace:
     ) -> None:
         self.origin = origin
         self.resumed = resumed
+        self._start = f"{origin.exchange}.{origin.created_s}"
         self._read = [Progress()] * num_choices
+        self._read_texts = list(map(str, self._read))
         self._prefix = ""
         self._number = 0
         # Number of the step's events that the client has; None: all of them.
@@ -192,9 +198,9 @@ class StreamPlace:
         choice, step = 0, Progress()
         if isinstance(event, Delta):
             choice, step = event.index, Progress.of(event)
-        before = EventId(self.origin, tuple(self._read), choice, step, 0)
-        self._prefix = str(before)[:-1]
-        self._read[choice] += step
+        self._prefix = _prefix(self._start, self._read_texts, choice, step)
+        self._read[choice] = self._read[choice].plus(step)
+        self._read_texts[choice] = str(self._read[choice])
         self._number = 0
         self._num_known = 0
         if self._is_past:

@@ -216,7 +216,8 @@ class EventFormat:
     def encode(self, content: object) -> bytes:
         """Returns the bytes of one event."""
         if isinstance(content, IdentifiedEvent):
-            return b"id: " + content.event_id.encode() + b"\n" + self.encode(content.content)
+            event = self.encode(content.content)
+            return event[:-1] + b"id: " + content.event_id.encode() + b"\n\n"
         data = b"data: " + to_json(content) + b"\n\n"
         if self.is_named and isinstance(content, dict):
             return b"event: " + str(content.get("type", "error")).encode() + b"\n" + data

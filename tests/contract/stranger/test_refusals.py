@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 import pytest_asyncio
+from google.protobuf.duration_pb2 import Duration
 
 from splitserve.executor.v1 import executor_pb2
 from splitserve.scheduler.v1 import scheduler_pb2 as pb
@@ -179,6 +180,7 @@ async def test_get_model_describes_what_executor_registered(full_cluster: Driver
         default_sampling_params=pb.SamplingParams(temperature=0.5, top_k=20),
         max_message_bytes=256 * 1024 + 4 * 256 * 4,
         max_num_sequences=1,
+        max_kept_duration=Duration(seconds=600),
     )
 
 

@@ -87,6 +87,9 @@ class BurstClient:
     def flush(self) -> None:
         """See Stream."""
 
+    def repeat_output(self, request: Request) -> None:
+        """See Sink."""
+
     def token(self, event: TokenEvent) -> None:
         """See Sink."""
         self.tokens[event.sequence.index].append(event.token_id)

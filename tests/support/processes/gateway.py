@@ -90,7 +90,7 @@ class RunningGateway:
         assert response.headers["content-type"].startswith("text/event-stream")
         *lines, last = [line for line in text.split("\n\n") if line and not line.startswith(":")]
         assert last == "data: [DONE]", text
-        return [json.loads(line.partition("data: ")[2]) for line in lines]
+        return [json.loads(line.partition("\nid: ")[0].removeprefix("data: ")) for line in lines]
 
     async def refusal(self, path: str, body: object, status: int = 400) -> dict[str, Any]:
         """The error object of the answer to `body`, which must have `status`."""
