@@ -124,6 +124,8 @@ _FORGETFUL_GATEWAY = Mutant(
     "tests/unit/gateway/upstreams/test_fleet.py",
 )
 
+_REPLAY = "tests/unit/gateway/generation/test_replay.py"
+
 SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
     {
         "what a drained executor has is forgotten": Mutant(
@@ -252,6 +254,24 @@ SERVICE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "a gateway forgets one token on resumption, among real processes": replace(
             _FORGETFUL_GATEWAY, killer="tests/chaos/test_faults.py"
+        ),
+        "a resumed stream repeats an event": Mutant(
+            "splitserve_gateway.generation.stream_places",
+            "            self._num_known = self.resumed.number\n",
+            "            self._num_known = self.resumed.number - 1\n",
+            _REPLAY,
+        ),
+        "a resumed stream has steps of its own": Mutant(
+            "splitserve_gateway.generation.replay",
+            "    length = len(tokens.token_ids) + (tokens.finish is not None)\n",
+            "    length = len(tokens.token_ids)\n",
+            _REPLAY,
+        ),
+        "output is kept for ever": Mutant(
+            "scheduler_service.streams.kept_outputs",
+            " or output.until_ns <= self._now_ns()",
+            "",
+            "tests/unit/scheduler/streams/test_kept_outputs.py",
         ),
         "a gateway goes on with other randomness": Mutant(
             "splitserve_gateway.upstreams.upstream_request",

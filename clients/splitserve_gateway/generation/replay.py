@@ -35,8 +35,12 @@ async def cut_at(
 
 
 def _cut(tokens: Tokens, position: int, cuts: set[int]) -> Iterator[Tokens]:
-    """Yields `tokens`, which begin at `position` of a sequence, in parts without `cuts` inside."""
-    inside = sorted(cut - position for cut in cuts if 0 < cut - position < len(tokens.token_ids))
+    """Yields `tokens`, which begin at `position` of a sequence, in parts without `cuts` inside.
+
+    An end of the sequence comes after the last token, so a cut may be between them.
+    """
+    length = len(tokens.token_ids) + (tokens.finish is not None)
+    inside = sorted(cut - position for cut in cuts if 0 < cut - position < length)
     start = 0
     for end in inside:
         yield replace(tokens, token_ids=tokens.token_ids[start:end], finish=None)
