@@ -47,6 +47,7 @@ PACKAGES = {
 NODE_PACKAGES = {
     "vercel_ai": ["ai", "@ai-sdk/openai-compatible", "zod"],
     "promptfoo": ["promptfoo"],
+    "claude_code": ["@anthropic-ai/claude-code"],
 }
 # They install 6 and 2 GB.
 _BY_NAME_ALONE = frozenset({"guidellm", "promptfoo"})
