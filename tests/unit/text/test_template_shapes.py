@@ -173,3 +173,23 @@ def test_empty_list_of_calls_is_ignored() -> None:
 def test_chat_is_refused_when_template_takes_no_form() -> None:
     with pytest.raises(ChatTemplateFailed, match="no calls here"):
         rendered("{{ raise_exception('no calls here') }}", USER, calling(None, {}))
+
+
+@pytest.mark.parametrize(
+    ("writing", "rendering"),
+    [
+        ("{{ message.name }}", "look"),
+        ("{{ message['name'] | tojson }}", '"look"'),
+        ("{{ message.get('name', '') }}", "look"),
+        ("{{ message.name or message.role }}", "tool"),
+        ("{% if message.name is defined %}of {{ message.name }}{% endif %}", ""),
+    ],
+)
+def test_result_has_the_name_of_its_call_when_nothing_else_is_written(
+    writing: str, rendering: str
+) -> None:
+    source = "{% for message in messages if message.role == 'tool' %}<" + writing + ">{% endfor %}"
+    result = {key: value for key, value in RESULT.items() if key != "name"}
+
+    assert rendered(source, USER, calling(None, {}), result) == f"<{rendering}>"
+    assert "look" in rendered(source, USER, calling(None, {}), RESULT)
