@@ -145,20 +145,27 @@ class ChatChoice:
         """Returns the first event, with the role and the prefix."""
         return self._chunk({"role": "assistant", "content": self._prefix})
 
-    def chunk(self, delta: Delta) -> Json | None:
-        """Returns the event for `delta`; None if `delta` has nothing to report."""
+    def chunks(self, delta: Delta) -> list[Json]:
+        """Returns the events for `delta`; empty if `delta` has nothing to report.
+
+        Each has one call at most, as with OpenAI: some clients read only the first of an event.
+        """
         shape = self._shape(self._parts(delta))
         logprobs = self._shape_logprobs(delta.logprobs)
         tells_ids = self._body.return_token_ids and delta.token_ids
         if not (shape or logprobs or delta.end or tells_ids):
-            return None
-        chunk = self._chunk(shape, logprobs)
+            return []
+        calls = shape.pop("tool_calls", [])
+        if calls:
+            shape["tool_calls"] = calls[:1]
+        chunks = [self._chunk(shape, logprobs)]
+        chunks += [self._chunk({"tool_calls": [call]}) for call in calls[1:]]
         if delta.end is not None:
-            chunk["finish_reason"] = self._reason(delta.end)
-            chunk["stop_reason"] = delta.end.stop_reason
+            chunks[-1]["finish_reason"] = self._reason(delta.end)
+            chunks[-1]["stop_reason"] = delta.end.stop_reason
         if self._body.return_token_ids:
-            chunk["token_ids"] = delta.token_ids
-        return chunk
+            chunks[0]["token_ids"] = delta.token_ids
+        return chunks
 
     def _chunk(self, delta: Json, logprobs: Sequence[Json] = ()) -> Json:
         return {
@@ -265,7 +272,7 @@ class _Call:
 
 
 def _call_shapes(parts: Sequence[Part]) -> list[Json]:
-    """Returns one JSON delta for each call: some clients read only the first of an event."""
+    """Returns one JSON delta for each call."""
     shapes: dict[int, Json] = {}
     functions: dict[int, dict[str, str]] = {}
     for part in parts:
