@@ -34,7 +34,9 @@ class ToolCallFormat:
     where the answer ends or an opener follows. `separators`: characters between calls outside of
     lists; None if an opener announces a single call or list. `may_be_bare`: calls may also stand at
     the very beginning of an answer without an opener. `is_certain`: openers are no usual text, so
-    that calls of unknown tools count. `markers`: further texts that may be special tokens.
+    that calls of unknown tools count. `ends_reasoning`: an opener ends reasoning whose end is
+    missing; otherwise calls within reasoning are reasoning. `markers`: further texts that may be
+    special tokens.
     """
 
     name: str
@@ -46,6 +48,7 @@ class ToolCallFormat:
     separators: str | None = None
     may_be_bare: bool = False
     is_certain: bool = True
+    ends_reasoning: bool = False
     markers: tuple[str, ...] = ()
     id_prefix: str = "call_"
     id_length: int = 24
@@ -228,6 +231,7 @@ KIMI_K2 = ToolCallFormat(
     ("<|tool_call_begin|>",),
     ("<|tool_call_end|>",),
     separators="",
+    ends_reasoning=True,
     markers=("<|tool_call_argument_begin|>",),
 )
 _KEY_VALUE_MARKERS = (
