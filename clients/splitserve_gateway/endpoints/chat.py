@@ -150,16 +150,13 @@ class ChatChoice:
 
         Each has one call at most, as with OpenAI: some clients read only the first of an event.
         """
-        shape = self._shape(self._parts(delta))
+        shapes = self._shapes(self._parts(delta))
         logprobs = self._shape_logprobs(delta.logprobs)
         tells_ids = self._body.return_token_ids and delta.token_ids
-        if not (shape or logprobs or delta.end or tells_ids):
+        if not (shapes[0] or logprobs or delta.end or tells_ids):
             return []
-        calls = shape.pop("tool_calls", [])
-        if calls:
-            shape["tool_calls"] = calls[:1]
-        chunks = [self._chunk(shape, logprobs)]
-        chunks += [self._chunk({"tool_calls": [call]}) for call in calls[1:]]
+        first, *others = shapes
+        chunks = [self._chunk(first, logprobs), *map(self._chunk, others)]
         if delta.end is not None:
             chunks[-1]["finish_reason"] = self._reason(delta.end)
             chunks[-1]["stop_reason"] = delta.end.stop_reason
@@ -175,10 +172,10 @@ class ChatChoice:
             "finish_reason": None,
         }
 
-    def _shape(self, parts: Sequence[Part]) -> Json:
-        """Merges `parts` into one JSON delta."""
+    def _shapes(self, parts: Sequence[Part]) -> list[Json]:
+        """Merges `parts` into JSON deltas with a call each; one empty delta without parts."""
         if len(parts) == 1 and isinstance(part := parts[0], ContentDelta):
-            return {"content": part.text}
+            return [{"content": part.text}]
         shape: Json = {}
         content = "".join([part.text for part in parts if isinstance(part, ContentDelta)])
         reasoning = "".join([part.text for part in parts if isinstance(part, ReasoningDelta)])
@@ -186,9 +183,8 @@ class ChatChoice:
             shape["content"] = content
         if reasoning:
             shape["reasoning_content"] = shape["reasoning"] = reasoning
-        if calls := _call_shapes(parts):
-            shape["tool_calls"] = calls
-        return shape
+        calls: list[Json] = [{"tool_calls": [call]} for call in _call_shapes(parts)]
+        return [{**shape, **calls[0]}, *calls[1:]] if calls else [shape]
 
     # -- complete ----------------------------------------------------------------------------------
 

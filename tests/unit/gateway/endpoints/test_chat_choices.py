@@ -99,8 +99,9 @@ def test_scores_and_tokens_are_told_once_when_a_delta_has_two_calls() -> None:
     choice = new_choice(return_token_ids=True, logprobs=True)
     scores = (TokenLogprob(5, -0.5, 1, ()), TokenLogprob(6, -0.25, 1, ()))
 
-    first, second = choice.chunks(Delta(0, TEXT, (5, 6), scores, ChoiceEnd("stop")))
+    events: list[Any] = choice.chunks(Delta(0, TEXT, (5, 6), scores, ChoiceEnd("stop")))
 
+    first, second = events
     assert first["delta"]["content"] == "Here: "
     assert [call["function"]["name"] for call in first["delta"]["tool_calls"]] == ["add"]
     assert len(first["logprobs"]["content"]) == 2

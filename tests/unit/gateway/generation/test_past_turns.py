@@ -6,7 +6,6 @@ import copy
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,18 +20,18 @@ from splitserve_gateway.upstreams import ServedByScheduler
 from splitserve_text import FORMATS, OutputFormat
 from tests.support.models import tiny_tokenizers
 from tests.support.models.chat_templates import family_templates
+from tests.support.models.template_inputs import ABSENT, inputs_of
 
 Json = dict[str, Any]
 TEMPLATES = family_templates()
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-ABSENT = "absent"
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
 }
 NAMES = ("weather", "time")
 IDS = ("abcdefgh1", "abcdefgh2")
-TOOLS = [
+TOOLS: list[Json] = [
     {
         "type": "function",
         "function": {"name": name, "description": f"Gets {name}.", "parameters": PARAMETERS},
@@ -49,31 +48,6 @@ THOUGHTS = ("The user wants both.", "Once more.")
 ANSWER, ANSWER_THOUGHT = "21 degrees at noon.", "Both are known."
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What transformers is given, where the messages as they came are no input of the template.
-
-    Arguments are values, unless they are text. `null`, `empty`: contents in place of null (which
-    transformers drops) and of "".
-    """
-
-    arguments: str = "values"
-    null: str | None = ABSENT
-    empty: str | None = ""
-    has_names: bool = False
-    has_parts: bool = False
-
-
-GIVEN = {
-    "apertus": Given("text"),
-    "deepseek_v3": Given("text", null=None, empty=None),
-    "deepseek_v31": Given("text", null=None),
-    "functionary": Given("text"),
-    "functiongemma": Given(has_names=True),
-    "granite_20b": Given(has_names=True),
-    "minimax_m1": Given(has_parts=True),
-    "phi4_mini": Given(null=""),
-}
 # Of several calls in a turn.
 REFUSED = {
     "kimi_k2_queue": "'append' of 'list' object is unsafe",
@@ -151,36 +125,8 @@ def theirs(source: str, messages: Sequence[Mapping[str, Any]]) -> str:
     return str(render_jinja_template([messages], **options, **TOKENS)[0][0])
 
 
-def given(message: Mapping[str, Any], form: Given) -> Json:
-    """The message as transformers is given it."""
-    found = dict(message)
-    if "tool_calls" in message:
-        content = message.get("content")
-        content = form.null if content is None else form.empty if content == "" else content
-        found["content"] = content
-        write = as_text if form.arguments == "text" else dict
-        found["tool_calls"] = [
-            {
-                **call,
-                "function": {
-                    **call["function"],
-                    "arguments": write(ARGUMENTS[NAMES.index(call["function"]["name"])]),
-                },
-            }
-            for call in message["tool_calls"]
-        ]
-    if found["content"] == ABSENT:
-        del found["content"]
-    elif form.has_parts and found["content"] is not None:
-        found["content"] = [{"type": "text", "text": found["content"]}]
-    if form.has_names and message["role"] == "tool":
-        found["name"] = NAMES[IDS.index(message["tool_call_id"])]
-    return found
-
-
 def expected(name: str, messages: Sequence[Mapping[str, Any]]) -> str:
-    form = GIVEN.get(name, Given())
-    return theirs(TEMPLATES[name], [given(message, form) for message in messages])
+    return theirs(TEMPLATES[name], inputs_of(name, messages))
 
 
 # -- as the gateway renders it ---------------------------------------------------------------------
