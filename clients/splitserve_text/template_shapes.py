@@ -33,6 +33,7 @@ _ROLES = frozenset({"system", "user", "assistant", "tool"})
 _ARTEFACTS = ("None", "null", "'text'", '"text"', f"'{_KEY}'", f'\\"{_KEY}')
 _MISSING = 100
 _FAILED = 10_000
+_MAX_SHOWN_CHARS = 80
 
 
 class _Content(Enum):
@@ -388,3 +389,23 @@ def _parsed(arguments: str) -> object:
     except ValueError:
         return arguments
     return value if isinstance(value, dict) else arguments
+
+
+def text_arguments(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Returns which call has arguments that are no JSON object; None if there is none.
+
+    Templates that write each argument by itself fail for such calls, which may be answers cut by
+    `max_tokens`.
+    """
+    for message in messages:
+        for call in message["tool_calls"] if _num_calls(message) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(function, dict):
+                continue
+            arguments = function.get("arguments")
+            if isinstance(arguments, str) and isinstance(_parsed(arguments), str):
+                return (
+                    f"arguments of the past call of {function.get('name')!r} are "
+                    f"{arguments[:_MAX_SHOWN_CHARS]!r}; allowed with this template: a JSON object"
+                )
+    return None

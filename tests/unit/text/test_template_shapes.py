@@ -193,3 +193,15 @@ def test_result_has_the_name_of_its_call_when_nothing_else_is_written(
 
     assert rendered(source, USER, calling(None, {}), result) == f"<{rendering}>"
     assert "look" in rendered(source, USER, calling(None, {}), RESULT)
+
+
+@pytest.mark.parametrize("arguments", ['{"place": "Os', "[1]", '"x"'])
+def test_past_call_is_named_when_its_arguments_are_no_object(arguments: str) -> None:
+    source = template("trims content")
+    cut = calling(None, arguments)
+
+    with pytest.raises(ChatTemplateFailed) as refused:
+        rendered(source, USER, calling(None, {}), RESULT, cut, RESULT)
+
+    assert f"the past call of 'look' are {arguments!r}; allowed" in str(refused.value)
+    assert arguments in rendered(template("adds content"), USER, cut, RESULT)
