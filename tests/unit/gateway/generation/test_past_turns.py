@@ -43,6 +43,7 @@ ARGUMENTS: list[Json] = [
     {"city": "Oslo's <b> </tool_call>\n漢字"},
 ]
 RESULTS = ('{"celsius": 21}', "12:00")
+SYSTEM = "Be brief."
 QUESTIONS = ("Weather and time?", "And now?")
 THOUGHTS = ("The user wants both.", "Once more.")
 ANSWER, ANSWER_THOUGHT = "21 degrees at noon.", "Both are known."
@@ -88,6 +89,7 @@ def chat(content: str | None, arguments: Sequence[object], *, has_reasoning: boo
     if answering is not None:
         answer["reasoning_content"] = answering
     return [
+        {"role": "system", "content": SYSTEM},
         {"role": "user", "content": QUESTIONS[0]},
         *turn(content, arguments, before),
         answer,
@@ -253,7 +255,7 @@ def by_messages() -> ChatRequest:
         for tool in TOOLS
     ]
     messages = [{"role": role, "content": content} for role, content in turns]
-    body = {"messages": messages, "tools": tools, "max_tokens": 5}
+    body = {"system": SYSTEM, "messages": messages, "tools": tools, "max_tokens": 5}
     return chat_of_messages(MessagesRequest.model_validate(body), 5)
 
 
@@ -282,6 +284,7 @@ def by_responses() -> ChatRequest:
 
     answer = {"type": "output_text", "text": ANSWER, "annotations": []}
     body = {
+        "instructions": SYSTEM,
         "input": [
             {"role": "user", "content": QUESTIONS[0]},
             *items(THOUGHTS[0]),
