@@ -205,3 +205,30 @@ def test_past_call_is_named_when_its_arguments_are_no_object(arguments: str) -> 
 
     assert f"the past call of 'look' are {arguments!r}; allowed" in str(refused.value)
     assert arguments in rendered(template("adds content"), USER, cut, RESULT)
+
+
+ONE_CALL = (
+    "{% for message in messages %}{% if message.tool_calls %}"
+    "{% if message.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
+    "<{{ message.tool_calls[0].id }}>{% else %}[{{ message.tool_call_id or message.role }}]"
+    "{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("results", "rendering"),
+    [
+        ("abc", "[user]<a>[a]<b>[b]<c>[c][user]"),
+        ("ba", "[user]<a><b>[b][a]<c>[user]"),
+        ("", "[user]<a><b><c>[user]"),
+        ("xa", "[user]<a>[x][a]<b><c>[user]"),
+    ],
+)
+def test_calls_are_written_one_by_one_when_the_template_refuses_several(
+    results: str, rendering: str
+) -> None:
+    (call,) = calling(None, {})["tool_calls"]
+    calls = {**calling(None, {}), "tool_calls": [{**call, "id": name} for name in "abc"]}
+    answers = [{**RESULT, "tool_call_id": name} for name in results]
+
+    assert rendered(ONE_CALL, USER, calls, *answers, USER) == rendering
