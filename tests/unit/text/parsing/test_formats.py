@@ -183,6 +183,36 @@ def test_call_of_kimi_ends_reasoning_when_its_end_is_missing(
     assert answer(list(text), "kimi_k2", "think", starts_in_reasoning=True) == whole
 
 
+HARMONY_HEADER = " to=functions.add<|channel|>commentary"
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        (HARMONY_HEADER + " json<|message|>{}<|call|>", ["add"], ""),
+        (HARMONY_HEADER.strip() + " <|constrain|>json<|message|>{}<|call|>", ["add"], ""),
+        (
+            f"{HARMONY_HEADER}<|message|>{{}}<|call|><|start|>assistant{HARMONY_HEADER}"
+            "<|message|>{}<|call|>",
+            ["add", "add"],
+            "",
+        ),
+        (HARMONY_HEADER + "<|message|>no JSON", [], f"{HARMONY_HEADER}<|message|>no JSON"),
+        (" to=the point", [], " to=the point"),
+        (" to be", [], " to be"),
+        (" t", [], " t"),
+    ],
+)
+def test_call_of_gpt_oss_begins_with_its_tool_when_the_prompt_ends_in_a_header(
+    text: str, calls: list[str], content: str
+) -> None:
+    whole = answer(text, "harmony", "harmony")
+
+    assert whole.calls == [(name, "{}") for name in calls]
+    assert whole.content == content
+    assert answer(list(text), "harmony", "harmony") == whole
+
+
 def test_bare_call_is_found_behind_reasoning() -> None:
     whole = answer('<think>hm</think>{"name": "add", "arguments": {}}', "json", "think")
 
