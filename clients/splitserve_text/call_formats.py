@@ -284,7 +284,12 @@ GRANITE = ToolCallFormat(
     separators=",",
 )
 COMMAND = ToolCallFormat("command", ("<|START_ACTION|>",), JsonBody(), ("<|END_ACTION|>",))
-COMMAND_R = ToolCallFormat("command_r", ("Action: ```json", "Action:```json"), JsonBody(), ("```",))
+COMMAND_R = ToolCallFormat(
+    "command_r",
+    ("Action: ```json", "Action:```json", "Action:\n```json"),
+    JsonBody(),
+    ("```",),
+)
 INTERNLM2 = ToolCallFormat(
     "internlm2",
     ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
