@@ -87,7 +87,7 @@ class Reader:
         return self._text[self._position : self._position + num_chars]
 
     def skip(self, num_chars: int) -> None:
-        """Reads characters that `peek` returned."""
+        """Reads characters that `peek` returned; a negative number makes read ones unread."""
         self._position += num_chars
 
     def take(self, pattern: re.Pattern[str]) -> Reading[str]:

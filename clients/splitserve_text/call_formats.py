@@ -37,7 +37,9 @@ class ToolCallFormat:
     where the answer ends or an opener follows. `separators`: characters between calls outside of
     lists; None if an opener announces a single call or list. `may_be_bare`: calls may also stand at
     the very beginning of an answer without an opener. `is_certain`: openers are no usual text, so
-    that calls of unknown tools count. `markers`: further texts that may be special tokens.
+    that calls of unknown tools count. `ends_reasoning`: an opener ends reasoning whose end is
+    missing; otherwise calls within reasoning are reasoning. `markers`: further texts that may be
+    special tokens.
     """
 
     name: str
@@ -49,6 +51,7 @@ class ToolCallFormat:
     separators: str | None = None
     may_be_bare: bool = False
     is_certain: bool = True
+    ends_reasoning: bool = False
     markers: tuple[str, ...] = ()
     id_prefix: str = "call_"
     id_length: int = 24
@@ -231,6 +234,7 @@ KIMI_K2 = ToolCallFormat(
     ("<|tool_call_begin|>",),
     ("<|tool_call_end|>",),
     separators="",
+    ends_reasoning=True,
     markers=("<|tool_call_argument_begin|>",),
 )
 _KEY_VALUE_MARKERS = (
@@ -283,7 +287,12 @@ GRANITE = ToolCallFormat(
     separators=",",
 )
 COMMAND = ToolCallFormat("command", ("<|START_ACTION|>",), JsonBody(), ("<|END_ACTION|>",))
-COMMAND_R = ToolCallFormat("command_r", ("Action: ```json", "Action:```json"), JsonBody(), ("```",))
+COMMAND_R = ToolCallFormat(
+    "command_r",
+    ("Action: ```json", "Action:```json", "Action:\n```json"),
+    JsonBody(),
+    ("```",),
+)
 INTERNLM2 = ToolCallFormat(
     "internlm2",
     ("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),

@@ -1,7 +1,8 @@
 """Answers in OpenAI's Harmony format: messages with headers, of gpt-oss.
 
 A header names the channel of its message (reasoning is `analysis`), and the tool if the message is
-a call: `<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>`.
+a call: `<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>`, or
+` to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>` after `<|start|>assistant`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _MAX_HEADER_CHARS = 1024
 _BEGINNINGS = frozenset(("<|start|>", "<|channel|>"))
 _IN_HEADERS = frozenset(("<|constrain|>", "<|message|>"))
 _ENDS = _BEGINNINGS | {"<|end|>", "<|call|>", "<|return|>"}
+# The prompt ends within a header, after `<|start|>assistant`.
+_CONTINUED = (" to=", "to=")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
@@ -40,7 +43,11 @@ class ChannelReader:
     def read(self) -> Reading[None]:
         """Reads the whole answer. Text outside of messages is content."""
         stops = stops_of(self.hidden | _ENDS)
-        stop = yield from self.reader.until(stops, self._outside)
+        continued = yield from self.reader.one_of(_CONTINUED)
+        if continued is not None:
+            stop = yield from self._read_message(continued)
+        else:
+            stop = yield from self.reader.until(stops, self._outside)
         while stop is not None:
             if stop in _BEGINNINGS:
                 stop = yield from self._read_message(stop)

@@ -7,7 +7,7 @@ from typing import Any, Self, TypedDict
 
 from splitserve_text.errors import ChatTemplateFailed
 from splitserve_text.template_sandbox import Sandbox
-from splitserve_text.template_shapes import MessageShapes
+from splitserve_text.template_shapes import MessageShapes, text_arguments
 
 Message = Mapping[str, Any]
 
@@ -121,7 +121,12 @@ class ChatTemplates:
             ),
             **_plain_mapping(variables),
         }
-        text = template.render(values)
+        try:
+            text = template.render(values)
+        except ChatTemplateFailed as error:
+            if reason := text_arguments(chat):
+                raise ChatTemplateFailed(f"{error}; {reason}") from error
+            raise
         return _until_mark(text) if continue_final_message else text
 
     def _choose(self, name: str | None, *, has_tools: bool) -> _Template:

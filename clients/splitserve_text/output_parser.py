@@ -179,6 +179,7 @@ class OutputParser:
         self._reasoning = output_format.reasoning
         self.num_reasoning_chars: int | None = None if self._reasoning else 0
         self._starts_in_reasoning = options.starts_in_reasoning
+        self._is_end_missing = False  # a call ended the reasoning
         self._hidden = options.hidden
         self._writer = AnswerWriter(
             new_id, max_calls=options.max_calls, hidden=stops_of(options.hidden)
@@ -251,7 +252,12 @@ class OutputParser:
         begin: list[str] = []
         with self._reader.recording(begin.append):
             yield from self._reader.skip_space()
-        opened = yield from self._reader.one_of(marks.openers)
+        late = marks.closers if self._is_end_missing else ()
+        opened = yield from self._reader.one_of((*marks.openers, *late))
+        if opened in late:
+            self._is_end_missing = False
+            yield from self._reader.skip_space()
+            return None
         if opened is None and not (is_first and self._starts_in_reasoning):
             closer = (yield from self._begin_wrapped(marks)) if is_first else None
             if begin and closer is None:
@@ -260,8 +266,14 @@ class OutputParser:
                 self.num_reasoning_chars = 0
             return closer
         yield from self._reader.skip_space()
-        stops = stops_of(self._hidden.union(marks.closers))
+        ends = self._format.openers if self._format and self._format.ends_reasoning else ()
+        stops = stops_of(self._hidden.union(marks.closers, ends))
         while (stop := (yield from self._reader.until(stops, self._reason))) is not None:
+            if stop in ends:
+                self._is_end_missing = True
+                self._reader.skip(-len(stop))
+                self._end_reasoning()
+                return None
             if stop in marks.closers:
                 break
         self._end_reasoning()

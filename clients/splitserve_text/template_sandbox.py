@@ -35,6 +35,7 @@ _CUTTING_FILTERS = frozenset(
     (*("batch", "groupby", "indent", "slice", "sort", "title", "unique"), "urlencode", "wordcount")
 )
 _CUT_BYTES = 128
+_MAX_ESCAPED = len("&quot;")  # the longest escape of a character
 Filter = Callable[..., Any]
 
 
@@ -91,12 +92,33 @@ def _text_filters(current: CurrentBudget) -> dict[str, Filter]:
         current.get().check_replace(str(s), str(old), str(new))
         return str(s).replace(str(old), str(new), -1 if count is None else count)
 
-    def escape(value: object) -> str:
-        return html.escape(str(value)).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
+    escapes = dict.fromkeys(("e", "escape", "forceescape"), _escaped)
+    return {**escapes, "format": format_, "indent": indent, "replace": replace, "safe": _Safe}
 
-    # Autoescape is off, so no text needs a mark as safe.
-    escapes = dict.fromkeys(("e", "escape", "forceescape"), escape)
-    return {**escapes, "format": format_, "indent": indent, "replace": replace, "safe": str}
+
+class _Safe(str):
+    """Text that is safe as HTML, as by the filter `safe`; what is added to it is escaped.
+
+    Autoescape is off, so this affects additions alone. The templates of some models rely on it
+    unknowingly: transformers escapes there.
+    """
+
+    __slots__ = ()
+
+
+def _escaped(value: object) -> _Safe:
+    return _Safe(html.escape(str(value)).replace("&quot;", "&#34;").replace("&#x27;", "&#39;"))
+
+
+def _added(budget: RenderBudget, left: str, right: str) -> _Safe:
+    """Returns `left + right`, of which at least one is safe."""
+    texts = [left, right]
+    for index, text in enumerate(texts):
+        if not isinstance(text, _Safe):
+            budget.check_num_chars(_MAX_ESCAPED * len(text))
+            texts[index] = _escaped(text)
+    budget.check_num_chars(sum(map(len, texts)))
+    return _Safe("".join(texts))
 
 
 def _list_filters(current: CurrentBudget) -> dict[str, Filter]:
@@ -322,6 +344,9 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         right: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
         self._current.get().check_operation(operator, left, right)
+        are_texts = isinstance(left, str) and isinstance(right, str)
+        if operator == "+" and are_texts and _Safe in (type(left), type(right)):
+            return self.charged(_added(self._current.get(), left, right))
         return self.charged(super().call_binop(context, operator, left, right))
 
     def call(

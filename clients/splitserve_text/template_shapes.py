@@ -17,6 +17,7 @@ from splitserve_common import parse_json
 from splitserve_text.errors import ChatTemplateFailed
 
 _TEXT, _NAME, _KEY, _VALUE = "probetext", "probename", "probekey", "probevalue"
+_SENDER = "probesender"
 _TOOL = {
     "type": "function",
     "function": {
@@ -26,12 +27,13 @@ _TOOL = {
     },
 }
 # Some templates require ids of this length.
-_CALL_ID = "123456789"
+_CALL_ID, _OTHER_ID = "123456789", "987654321"
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
 # Output of a template that prints a value which it took for a text.
 _ARTEFACTS = ("None", "null", "'text'", '"text"', f"'{_KEY}'", f'\\"{_KEY}')
 _MISSING = 100
 _FAILED = 10_000
+_MAX_SHOWN_CHARS = 80
 
 
 class _Content(Enum):
@@ -44,7 +46,8 @@ class _Content(Enum):
     PARTS = auto()
 
 
-_NOTHING = (_Content.EMPTY, _Content.NULL, _Content.ABSENT)
+# transformers drops null keys, so null is first tried as absent.
+_NOTHING = (_Content.ABSENT, _Content.NULL, _Content.EMPTY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class _Kind:
     role: str
     content: _Content
     has_calls: bool
+    has_reasoning: bool
     has_tools: bool
 
 
@@ -61,7 +65,8 @@ class _Kind:
 class _Shape:
     """Shape in which a message is written.
 
-    `is_split`: text and tool calls as two messages, for templates that render only one of both.
+    `is_split`: text and tool calls as two messages, for templates that render only one of both. The
+    reasoning stays with the calls.
     """
 
     content: _Content
@@ -80,15 +85,26 @@ class MessageShapes:
     ) -> None:
         self._render = render
         self._chosen: dict[_Kind, _Shape] = {}
+        self._needs_names: dict[bool, bool] = {}
+        self._refuses_several: dict[bool, bool] = {}
 
     def fit(self, messages: Sequence[dict[str, Any]], *, has_tools: bool) -> list[dict[str, Any]]:
         """Copies `messages` into shapes for the template; `has_tools`: the chat has tools.
 
         Raises ChatTemplateFailed for a content that is no text.
         """
-        return [
-            shaped for message in messages for shaped in self._fit(message, has_tools=has_tools)
-        ]
+        fitted: list[dict[str, Any]] = []
+        names: dict[str, str] = {}
+        if any(_num_calls(each) > 1 for each in messages) and self._needs_single(has_tools):
+            messages = list(_one_by_one(messages))
+        for message in messages:
+            names |= _called_names(message)
+            name = names.get(str(message.get("tool_call_id")))
+            is_unnamed = message.get("role") == "tool" and message.get("name") is None
+            if is_unnamed and name is not None and self._needs_name(has_tools):
+                message = {**message, "name": name}
+            fitted += self._fit(message, has_tools=has_tools)
+        return fitted
 
     def _fit(self, message: Mapping[str, Any], *, has_tools: bool) -> list[dict[str, Any]]:
         # OpenAI's clients send null and empty lists for absent fields.
@@ -99,7 +115,8 @@ class MessageShapes:
         kind = _Kind(
             role if isinstance(role, str) and role in _ROLES else "user",
             _content_kind(message),
-            has_calls=isinstance(calls, list) and bool(calls),
+            has_calls=_num_calls(message) > 0,
+            has_reasoning=message.get("reasoning_content") is not None,
             has_tools=has_tools,
         )
         return self._write(message, self._shape(kind), has_tools=has_tools)
@@ -108,8 +125,8 @@ class MessageShapes:
         self, message: Mapping[str, Any], shape: _Shape, *, has_tools: bool
     ) -> list[dict[str, Any]]:
         if shape.is_split:
-            text = {name: value for name, value in message.items() if name != "tool_calls"}
-            call = {name: value for name, value in message.items() if name not in _TEXT_FIELDS}
+            text = {name: value for name, value in message.items() if name not in _CALL_FIELDS}
+            call = {name: value for name, value in message.items() if name != "content"}
             return self.fit([text, {**call, "content": None}], has_tools=has_tools)
         shaped = dict(message)
         if shape.content is _Content.ABSENT:
@@ -150,15 +167,20 @@ class MessageShapes:
             message |= {"tool_call_id": _CALL_ID, "name": _NAME}
         if not marks:
             message["content"] = None
+        if kind.has_reasoning:
+            message |= dict.fromkeys(_REASONING_FIELDS, "?")
         if kind.has_calls:
             message["tool_calls"] = [_probe_call()]
             marks += [_NAME, _VALUE]
         probed = self._write(message, shape, has_tools=kind.has_tools)
-        try:
-            text = self._render(
-                self._chat_around(kind, probed), [_TOOL] if kind.has_tools else None
-            )
-        except ChatTemplateFailed:
+        chat = self._chat_around(kind, probed)
+        text = self._rendered(chat, kind.has_tools)
+        if shape.is_split and text is not None:
+            # The next turns show whether two messages are too many where roles have to alternate.
+            turns = [{"role": "assistant", "content": "?"}, {"role": "user", "content": "?"}]
+            chat += self.fit(turns, has_tools=kind.has_tools)
+            text = text if self._rendered(chat, kind.has_tools) is not None else None
+        if text is None:
             return _FAILED
         missing = sum(_is_missing(mark, text, has_tools=kind.has_tools) for mark in marks)
         return _MISSING * missing + sum(text.count(artefact) for artefact in _ARTEFACTS)
@@ -178,15 +200,54 @@ class MessageShapes:
         result = {**user, "role": "tool", "tool_call_id": _CALL_ID, "name": "other"}
         return [user, *probed, result]
 
+    def _needs_name(self, has_tools: bool) -> bool:
+        """Returns whether the template prints the name of a result, and nothing in its place."""
+        if has_tools not in self._needs_names:
+            turns = [_QUESTION, _probe_turn(_probe_call()), _probe_result()]
+            bare = self._rendered_turns(turns, has_tools)
+            turns[-1] = {**turns[-1], "name": _SENDER}
+            named = self._rendered_turns(turns, has_tools)
+            self._needs_names[has_tools] = named is not None and (
+                bare is None or (bare != named and bare == named.replace(_SENDER, ""))
+            )
+        return self._needs_names[has_tools]
 
-# Fields that only the text part keeps when a message is split.
-_TEXT_FIELDS = frozenset({"content", "reasoning_content", "thinking", "reasoning"})
+    def _needs_single(self, has_tools: bool) -> bool:
+        """Returns whether the template refuses several calls in a turn, and not in several."""
+        if has_tools not in self._refuses_several:
+            calls = (_probe_call(), {**_probe_call(), "id": _OTHER_ID})
+            results = [_probe_result(call["id"]) | {"name": _NAME} for call in calls]
+            together = [_QUESTION, _probe_turn(*calls), *results]
+            self._refuses_several[has_tools] = (
+                self._rendered_turns(together, has_tools) is None
+                and self._rendered_turns(list(_one_by_one(together)), has_tools) is not None
+            )
+        return self._refuses_several[has_tools]
+
+    def _rendered_turns(self, turns: Sequence[dict[str, Any]], has_tools: bool) -> str | None:
+        """Returns `turns` as the template renders each of them best; None if that fails."""
+        chat = [shaped for turn in turns for shaped in self._fit(turn, has_tools=has_tools)]
+        return self._rendered(chat, has_tools)
+
+    def _rendered(self, chat: Sequence[dict[str, Any]], has_tools: bool) -> str | None:
+        """Returns `chat` as the template renders it; None if that fails."""
+        try:
+            return self._render(chat, [_TOOL] if has_tools else None)
+        except ChatTemplateFailed:
+            return None
+
+
+_QUESTION = {"role": "user", "content": "?"}
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+# Fields that only the calls keep when a message is split.
+_CALL_FIELDS = frozenset({"tool_calls", *_REASONING_FIELDS})
 
 
 def _candidates(kind: _Kind) -> Iterator[_Shape]:
     """Yields the shapes that a message of `kind` may have, the most usual first."""
     has_text = kind.content in (_Content.TEXT, _Content.PARTS)
-    nothing = (kind.content, *_NOTHING, _Content.PARTS)
+    empty = (kind.content,) if kind.content is _Content.EMPTY else ()
+    nothing = (*empty, *_NOTHING, _Content.PARTS)
     if has_text:
         contents: tuple[_Content, ...] = (kind.content, _Content.TEXT, _Content.PARTS)
     else:
@@ -201,6 +262,56 @@ def _candidates(kind: _Kind) -> Iterator[_Shape]:
         yield _Shape(kind.content, is_split=True)
         # Losing the text of a message is better than losing its tool call.
         yield from (_Shape(content, parses) for content in _NOTHING for parses in (True, False))
+
+
+def _num_calls(message: Mapping[str, Any]) -> int:
+    calls = message.get("tool_calls")
+    return len(calls) if isinstance(calls, list) else 0
+
+
+def _called_names(message: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the names of called tools by call id."""
+    found: dict[str, str] = {}
+    for call in message["tool_calls"] if _num_calls(message) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if isinstance(name, str) and call.get("id") is not None:
+            found[str(call["id"])] = name
+    return found
+
+
+def _one_by_one(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields `messages` with one call in each message, which the results of the call follow."""
+    waiting: list[dict[str, Any]] = []  # messages with one call each, whose results may come
+    for message in messages:
+        if message.get("role") == "tool":
+            found = [each for each in waiting if _is_result(message, each)]
+            yield from found
+            waiting = [each for each in waiting if each not in found]
+        else:
+            yield from waiting
+            waiting = []
+        if _num_calls(message) > 1:
+            first, *others = message["tool_calls"]
+            yield {**message, "tool_calls": [first]}
+            role = message.get("role")
+            waiting = [{"role": role, "content": None, "tool_calls": [call]} for call in others]
+        else:
+            yield message
+    yield from waiting
+
+
+def _is_result(result: Mapping[str, Any], message: Mapping[str, Any]) -> bool:
+    (call,) = message["tool_calls"]
+    return isinstance(call, dict) and call.get("id") == result.get("tool_call_id")
+
+
+def _probe_turn(*calls: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls)}
+
+
+def _probe_result(call_id: str = _CALL_ID) -> dict[str, Any]:
+    return {"role": "tool", "content": _TEXT, "tool_call_id": call_id}
 
 
 def _probe_call(name: str = _NAME) -> dict[str, Any]:
@@ -278,3 +389,23 @@ def _parsed(arguments: str) -> object:
     except ValueError:
         return arguments
     return value if isinstance(value, dict) else arguments
+
+
+def text_arguments(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """Returns which call has arguments that are no JSON object; None if there is none.
+
+    Templates that write each argument by itself fail for such calls, which may be answers cut by
+    `max_tokens`.
+    """
+    for message in messages:
+        for call in message["tool_calls"] if _num_calls(message) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(function, dict):
+                continue
+            arguments = function.get("arguments")
+            if isinstance(arguments, str) and isinstance(_parsed(arguments), str):
+                return (
+                    f"arguments of the past call of {function.get('name')!r} are "
+                    f"{arguments[:_MAX_SHOWN_CHARS]!r}; allowed with this template: a JSON object"
+                )
+    return None

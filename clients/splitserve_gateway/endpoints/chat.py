@@ -157,20 +157,24 @@ class ChatChoice:
         """Returns the first event, with the role and the prefix."""
         return self._chunk({"role": "assistant", "content": self._prefix})
 
-    def chunk(self, delta: Delta) -> Json | None:
-        """Returns the event for `delta`; None if `delta` has nothing to report."""
-        shape = self._shape(self._parts(delta))
+    def chunks(self, delta: Delta) -> list[Json]:
+        """Returns the events for `delta`; empty if `delta` has nothing to report.
+
+        Each has one call at most, as with OpenAI: some clients read only the first of an event.
+        """
+        shapes = self._shapes(self._parts(delta))
         logprobs = self._shape_logprobs(delta.logprobs)
         tells_ids = self._body.return_token_ids and delta.token_ids
-        if not (shape or logprobs or delta.end or tells_ids):
-            return None
-        chunk = self._chunk(shape, logprobs)
+        if not (shapes[0] or logprobs or delta.end or tells_ids):
+            return []
+        first, *others = shapes
+        chunks = [self._chunk(first, logprobs), *map(self._chunk, others)]
         if delta.end is not None:
-            chunk["finish_reason"] = self._reason(delta.end)
-            chunk["stop_reason"] = delta.end.stop_reason
+            chunks[-1]["finish_reason"] = self._reason(delta.end)
+            chunks[-1]["stop_reason"] = delta.end.stop_reason
         if self._body.return_token_ids:
-            chunk["token_ids"] = delta.token_ids
-        return chunk
+            chunks[0]["token_ids"] = delta.token_ids
+        return chunks
 
     def _chunk(self, delta: Json, logprobs: Sequence[Json] = ()) -> Json:
         return {
@@ -180,10 +184,10 @@ class ChatChoice:
             "finish_reason": None,
         }
 
-    def _shape(self, parts: Sequence[Part]) -> Json:
-        """Merges `parts` into one JSON delta."""
+    def _shapes(self, parts: Sequence[Part]) -> list[Json]:
+        """Merges `parts` into JSON deltas with a call each; one empty delta without parts."""
         if len(parts) == 1 and isinstance(part := parts[0], ContentDelta):
-            return {"content": part.text}
+            return [{"content": part.text}]
         shape: Json = {}
         content = "".join([part.text for part in parts if isinstance(part, ContentDelta)])
         reasoning = "".join([part.text for part in parts if isinstance(part, ReasoningDelta)])
@@ -191,9 +195,8 @@ class ChatChoice:
             shape["content"] = content
         if reasoning:
             shape["reasoning_content"] = shape["reasoning"] = reasoning
-        if calls := _call_shapes(parts):
-            shape["tool_calls"] = calls
-        return shape
+        calls: list[Json] = [{"tool_calls": [call]} for call in _call_shapes(parts)]
+        return [{**shape, **calls[0]}, *calls[1:]] if calls else [shape]
 
     # -- complete ----------------------------------------------------------------------------------
 
@@ -277,7 +280,7 @@ class _Call:
 
 
 def _call_shapes(parts: Sequence[Part]) -> list[Json]:
-    """Returns one JSON delta for each call: some clients read only the first of an event."""
+    """Returns one JSON delta for each call."""
     shapes: dict[int, Json] = {}
     functions: dict[int, dict[str, str]] = {}
     for part in parts:

@@ -142,14 +142,14 @@ class CompletionChoice:
     def first_chunk(self) -> None:
         """Returns None: a completion's stream has no first event without text."""
 
-    def chunk(self, delta: Delta) -> Json | None:
-        """Returns the event for `delta`; None if `delta` has nothing to report."""
+    def chunks(self, delta: Delta) -> list[Json]:
+        """Returns the event for `delta`; an empty list if `delta` has nothing to report."""
         text = self._echo() + delta.text
         shapes = self._new_shapes(delta)
         is_first, self._has_started = not self._has_started, True
         has_ids = self._tells_ids and delta.token_ids
         if not (text or shapes or delta.end or has_ids):
-            return None
+            return []
         choice: Json = {
             "index": self._index,
             "text": text,
@@ -161,7 +161,7 @@ class CompletionChoice:
             choice["token_ids"] = delta.token_ids
             if is_first:
                 choice["prompt_token_ids"] = self._prompt.token_ids
-        return choice
+        return [choice]
 
     def add(self, delta: Delta) -> None:
         """Adds `delta` to the complete choice."""

@@ -125,7 +125,7 @@ def check_streaming(body: ChatRequest | CompletionRequest) -> None:
 
 
 class Choice(Protocol):
-    """Choice of an answer, streamed (`first_chunk`, `chunk`) or complete (`add`, `whole`).
+    """Choice of an answer, streamed (`first_chunk`, `chunks`) or complete (`add`, `whole`).
 
     `prompt_scores`: logprobs of the prompt's tokens except the first; set once known.
     """
@@ -135,8 +135,8 @@ class Choice(Protocol):
     def first_chunk(self) -> Json | None:
         """Returns the opening event of the choice; None if the format defines no opening event."""
 
-    def chunk(self, delta: Delta) -> Json | None:
-        """Returns the event for `delta`; None if `delta` has nothing to report."""
+    def chunks(self, delta: Delta) -> Sequence[Json]:
+        """Returns the events for `delta`; empty if `delta` has nothing to report."""
 
     def add(self, delta: Delta) -> None:
         """Adds `delta` to the complete choice."""
@@ -202,9 +202,8 @@ class ChoiceAnswer:
                     extra = {}
             while event is not None:
                 if isinstance(event, Delta):
-                    chunk = self.choices[event.index].chunk(event)
                     count = counts.of_event(len(event.token_ids))
-                    if chunk is not None:
+                    for chunk in self.choices[event.index].chunks(event):
                         yield {**start, "choices": [chunk], **count}
                 elif (last := counts.last(event)) is not None:
                     yield {**start, **last}

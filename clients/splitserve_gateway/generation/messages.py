@@ -152,13 +152,9 @@ def _text(content: str | Sequence[MessageText]) -> str:
 
 @dataclass(slots=True)
 class _Chat:
-    """Messages of a chat, from turns. Consecutive turns of one role become one message.
-
-    `names`: names of called tools by call id.
-    """
+    """Messages of a chat, from turns. Consecutive turns of one role become one message."""
 
     messages: list[ChatMessage] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=dict)
     user: list[str] = field(default_factory=list)
     answer: list[AssistantMessage] = field(default_factory=list)
 
@@ -204,8 +200,7 @@ class _Chat:
         text = _text(result.content or "")
         if not text and result.is_error:
             text = "error"
-        name = self.names.get(result.tool_use_id)
-        self._append("tool", text, tool_call_id=result.tool_use_id, name=name)
+        self._append("tool", text, tool_call_id=result.tool_use_id)
 
     def _end_user(self) -> None:
         if self.user:
@@ -225,7 +220,6 @@ class _Chat:
                 case ThinkingBlock():
                     thoughts.append(block.thinking)
                 case ToolUseBlock():
-                    self.names[block.id] = block.name
                     calls.append(_call(block))
                 case RedactedThinking():
                     pass

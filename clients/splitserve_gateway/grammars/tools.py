@@ -92,7 +92,8 @@ def tool_use(
     if choice == "none":
         return ToolUse()
     if not known:
-        raise GrammarRefused("tool_choice", "requires tools")
+        message = "is only allowed when tools are specified; without tools: none, auto or null"
+        raise GrammarRefused("tool_choice", message)
     match choice:
         case ChatToolName(function=function):
             named = _named(known, "tool_choice.function.name", function.name)

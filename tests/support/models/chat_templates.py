@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 CHATML = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
@@ -208,3 +210,16 @@ USUAL = {
     "phi": PHI,
     "qwen": QWEN,
 }
+
+_FOLDER = Path(__file__).parent / "family_templates"
+
+
+def family_template_file(name: str) -> Path:
+    """File of the template `name`, which renders past turns as a family of models does."""
+    return _FOLDER / f"{name}.jinja"
+
+
+def family_templates() -> dict[str, str]:
+    """Templates by name: those of files and those above that show a notation of calls."""
+    files = {file.stem: file.read_text() for file in sorted(_FOLDER.glob("*.jinja"))}
+    return files | {"llama3": LLAMA3, "mistral": MISTRAL, "qwen3": QWEN}

@@ -151,3 +151,21 @@ def test_render_leaves_the_messages_of_the_caller_unchanged() -> None:
     ours(chat_templates.GEMMA, chat, continue_final_message=True)
 
     assert chat == before
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ '<' + ('&' | safe) + '\"' }}",
+        "{{ ('<' | safe) + ('&' | safe) }}",
+        "{{ ('<' | e) + '>' + ({'a': \"'\"} | tojson) }}",
+        "{{ '<' + ('&' | safe) ~ '<' }}{{ ['<', '&' | safe] | join('>') }}",
+        "{{ ('<' + ('a' | tojson | safe)) | length }}",
+        "{% set text = 'a' | safe %}{% for x in [1, 2] %}{{ '<' + text + x | string }}{% endfor %}",
+    ],
+)
+def test_additions_to_safe_text_are_escaped_as_by_transformers(source: str) -> None:
+    text = ours(source, [USER])
+
+    assert text == theirs(source, [USER])
+    assert text != "refused"

@@ -173,3 +173,62 @@ def test_empty_list_of_calls_is_ignored() -> None:
 def test_chat_is_refused_when_template_takes_no_form() -> None:
     with pytest.raises(ChatTemplateFailed, match="no calls here"):
         rendered("{{ raise_exception('no calls here') }}", USER, calling(None, {}))
+
+
+@pytest.mark.parametrize(
+    ("writing", "rendering"),
+    [
+        ("{{ message.name }}", "look"),
+        ("{{ message['name'] | tojson }}", '"look"'),
+        ("{{ message.get('name', '') }}", "look"),
+        ("{{ message.name or message.role }}", "tool"),
+        ("{% if message.name is defined %}of {{ message.name }}{% endif %}", ""),
+    ],
+)
+def test_result_has_the_name_of_its_call_when_nothing_else_is_written(
+    writing: str, rendering: str
+) -> None:
+    source = "{% for message in messages if message.role == 'tool' %}<" + writing + ">{% endfor %}"
+    result = {key: value for key, value in RESULT.items() if key != "name"}
+
+    assert rendered(source, USER, calling(None, {}), result) == f"<{rendering}>"
+    assert "look" in rendered(source, USER, calling(None, {}), RESULT)
+
+
+@pytest.mark.parametrize("arguments", ['{"place": "Os', "[1]", '"x"'])
+def test_past_call_is_named_when_its_arguments_are_no_object(arguments: str) -> None:
+    source = template("trims content")
+    cut = calling(None, arguments)
+
+    with pytest.raises(ChatTemplateFailed) as refused:
+        rendered(source, USER, calling(None, {}), RESULT, cut, RESULT)
+
+    assert f"the past call of 'look' are {arguments!r}; allowed" in str(refused.value)
+    assert arguments in rendered(template("adds content"), USER, cut, RESULT)
+
+
+ONE_CALL = (
+    "{% for message in messages %}{% if message.tool_calls %}"
+    "{% if message.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
+    "<{{ message.tool_calls[0].id }}>{% else %}[{{ message.tool_call_id or message.role }}]"
+    "{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("results", "rendering"),
+    [
+        ("abc", "[user]<a>[a]<b>[b]<c>[c][user]"),
+        ("ba", "[user]<a><b>[b][a]<c>[user]"),
+        ("", "[user]<a><b><c>[user]"),
+        ("xa", "[user]<a>[x][a]<b><c>[user]"),
+    ],
+)
+def test_calls_are_written_one_by_one_when_the_template_refuses_several(
+    results: str, rendering: str
+) -> None:
+    (call,) = calling(None, {})["tool_calls"]
+    calls = {**calling(None, {}), "tool_calls": [{**call, "id": name} for name in "abc"]}
+    answers = [{**RESULT, "tool_call_id": name} for name in results]
+
+    assert rendered(ONE_CALL, USER, calls, *answers, USER) == rendering

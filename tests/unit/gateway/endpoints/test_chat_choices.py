@@ -15,7 +15,7 @@ from splitserve_gateway.endpoints import ChatChoice, TokenNames
 from splitserve_gateway.generation import ChoiceEnd, Delta
 from splitserve_gateway.grammars import AnswerPlan
 from splitserve_gateway.schemas import ChatRequest
-from splitserve_text import OutputFormat, ParserOptions
+from splitserve_text import OutputFormat, ParserOptions, TokenLogprob
 from tests.support.models import tiny_tokenizers
 
 NAMES = TokenNames(
@@ -50,20 +50,17 @@ def test_pieces_add_up_wherever_the_text_is_cut(cuts: list[int]) -> None:
     reasons: list[object] = []
     for delta in deltas(TEXT, cuts):
         whole.add(delta)
-        chunk = streamed.chunk(delta)
-        if chunk is None:
-            continue
-        told: Any = chunk["delta"]
-        content += told.get("content", "")
-        reasoning += told.get("reasoning_content", "")
-        assert told.get("reasoning") == told.get("reasoning_content")
-        told_calls = [call["index"] for call in told.get("tool_calls", ())]
-        assert len(told_calls) == len(set(told_calls))  # some clients read only the first
-        for call in told.get("tool_calls", ()):
-            if call["index"] == len(calls):
-                calls.append({"name": call["function"]["name"], "arguments": ""})
-            calls[call["index"]]["arguments"] += call["function"]["arguments"]
-        reasons.append(chunk["finish_reason"])
+        for chunk in streamed.chunks(delta):
+            told: Any = chunk["delta"]
+            content += told.get("content", "")
+            reasoning += told.get("reasoning_content", "")
+            assert told.get("reasoning") == told.get("reasoning_content")
+            assert len(told.get("tool_calls", ())) <= 1  # some clients read only the first
+            for call in told.get("tool_calls", ()):
+                if call["index"] == len(calls):
+                    calls.append({"name": call["function"]["name"], "arguments": ""})
+                calls[call["index"]]["arguments"] += call["function"]["arguments"]
+            reasons.append(chunk["finish_reason"])
     message: Any = whole.whole()["message"]
     assert message["content"] == content == "Here: "
     assert message["reasoning"] == reasoning == "Let me see."
@@ -93,7 +90,22 @@ def test_finish_reason_is_tool_calls_when_stopped_after_calls(
 
 
 def test_nothing_is_told_of_a_delta_that_brings_nothing() -> None:
-    assert new_choice().chunk(Delta(0, "", (5,))) is None
-    chunk = new_choice(return_token_ids=True).chunk(Delta(0, "", (5,)))
-    assert chunk is not None
+    assert new_choice().chunks(Delta(0, "", (5,))) == []
+    (chunk,) = new_choice(return_token_ids=True).chunks(Delta(0, "", (5,)))
     assert chunk["token_ids"] == (5,)
+
+
+def test_scores_and_tokens_are_told_once_when_a_delta_has_two_calls() -> None:
+    choice = new_choice(return_token_ids=True, logprobs=True)
+    scores = (TokenLogprob(5, -0.5, 1, ()), TokenLogprob(6, -0.25, 1, ()))
+
+    events: list[Any] = choice.chunks(Delta(0, TEXT, (5, 6), scores, ChoiceEnd("stop")))
+
+    first, second = events
+    assert first["delta"]["content"] == "Here: "
+    assert [call["function"]["name"] for call in first["delta"]["tool_calls"]] == ["add"]
+    assert len(first["logprobs"]["content"]) == 2
+    assert (first["token_ids"], first["finish_reason"]) == ((5, 6), None)
+    assert [call["function"]["name"] for call in second["delta"]["tool_calls"]] == ["drop"]
+    assert (second["logprobs"], second["finish_reason"]) == (None, "tool_calls")
+    assert "token_ids" not in second

@@ -70,8 +70,8 @@ def test_chat_has_system_turns_calls_and_results() -> None:
                 {"id": "c2", "type": "function", "function": {"name": "stop", "arguments": {}}},
             ],
         },
-        {"role": "tool", "content": "2\n3", "tool_call_id": "c1", "name": "add"},
-        {"role": "tool", "content": "error", "tool_call_id": "c2", "name": "stop"},
+        {"role": "tool", "content": "2\n3", "tool_call_id": "c1"},
+        {"role": "tool", "content": "error", "tool_call_id": "c2"},
         {"role": "user", "content": "quick\n!\nplease"},
         {"role": "system", "content": "be nice"},
     ]

@@ -225,6 +225,14 @@ FAMILIES: dict[str, tuple[str, Render]] = {
             + "\n```"
         ),
     ),
+    "Command R, as its template writes past calls": (
+        "command_r",
+        lambda calls: (
+            "Action:\n```json\n["
+            + ",\n".join(_object(call, "parameters", "tool_name") for call in calls)
+            + "]```"
+        ),
+    ),
     "InternLM 2": (
         "internlm2",
         _each(

@@ -151,6 +151,68 @@ def test_call_is_found_behind_reasoning_and_not_within() -> None:
     assert whole.content == ""
 
 
+def test_call_is_reasoning_when_reasoning_never_ends() -> None:
+    whole = answer(f"<think>I call.{CALL}", "hermes", "think")
+
+    assert (whole.reasoning, whole.calls, whole.content) == (f"I call.{CALL}", [], "")
+
+
+KIMI_CALL = "<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+
+
+@pytest.mark.parametrize("opener", ["<|tool_calls_section_begin|>", ""])
+@pytest.mark.parametrize(
+    ("after", "reasoning", "content"),
+    [
+        ("", "I call. ", ""),
+        ("</think>", "I call. ", ""),
+        ("</think>\n\nHi", "I call. ", "Hi"),
+        ("Hi</think>", "I call. ", "Hi</think>"),
+        ("<think>Now.</think>", "I call. Now.", ""),
+    ],
+)
+def test_call_of_kimi_ends_reasoning_when_its_end_is_missing(
+    opener: str, after: str, reasoning: str, content: str
+) -> None:
+    closer = opener.replace("begin", "end")
+    text = f"I call. {opener}{KIMI_CALL}{closer}{after}"
+    whole = answer(text, "kimi_k2", "think", starts_in_reasoning=True)
+
+    assert (whole.reasoning, whole.calls) == (reasoning, [("add", "{}")])
+    assert whole.content == content
+    assert answer(list(text), "kimi_k2", "think", starts_in_reasoning=True) == whole
+
+
+HARMONY_HEADER = " to=functions.add<|channel|>commentary"
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        (HARMONY_HEADER + " json<|message|>{}<|call|>", ["add"], ""),
+        (HARMONY_HEADER.strip() + " <|constrain|>json<|message|>{}<|call|>", ["add"], ""),
+        (
+            f"{HARMONY_HEADER}<|message|>{{}}<|call|><|start|>assistant{HARMONY_HEADER}"
+            "<|message|>{}<|call|>",
+            ["add", "add"],
+            "",
+        ),
+        (HARMONY_HEADER + "<|message|>no JSON", [], f"{HARMONY_HEADER}<|message|>no JSON"),
+        (" to=the point", [], " to=the point"),
+        (" to be", [], " to be"),
+        (" t", [], " t"),
+    ],
+)
+def test_call_of_gpt_oss_begins_with_its_tool_when_the_prompt_ends_in_a_header(
+    text: str, calls: list[str], content: str
+) -> None:
+    whole = answer(text, "harmony", "harmony")
+
+    assert whole.calls == [(name, "{}") for name in calls]
+    assert whole.content == content
+    assert answer(list(text), "harmony", "harmony") == whole
+
+
 def test_bare_call_is_found_behind_reasoning() -> None:
     whole = answer('<think>hm</think>{"name": "add", "arguments": {}}', "json", "think")
 
