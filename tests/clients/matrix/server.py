@@ -41,7 +41,8 @@ CONFIG = SchedulerConfig(
 HOLD = "{hold}"
 # Calls and reasons as models of the Hermes kind do. Instructions of agents have many pages.
 TEMPLATE = (
-    "{% for message in messages if message['role'] != 'system' %}\x01{{ message['role'] }}\x02{{ message['content'] or '' }}"
+    "{% for message in messages if message['role'] != 'system' %}"
+    "\x01{{ message['role'] }}\x02{{ message['content'] or '' }}"
     "{% for call in message['tool_calls'] or [] %}<tool_call>{{ call['function']['name'] }}"
     "{{ call['function']['arguments'] | tojson }}</tool_call>{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}\x01assistant\x02{% endif %}"

@@ -107,7 +107,7 @@ async def in_deltas(events: AsyncGenerator[Tokens | Finish, None]) -> AsyncGener
 async def arriving(output: Output) -> AsyncGenerator[Tokens | Finish, None]:
     for tokens in output.tokens():
         yield tokens
-    yield Finish(FinishReason.STOP, Usage(1, 1, 0, 0), None)
+    yield Finish(FinishReason.STOP, None, Usage(1, 1, 0, 0))
 
 
 async def stream(events: AsyncIterator[Event], place: StreamPlace) -> Client:
