@@ -139,6 +139,9 @@ class Choice(Protocol):
     def whole(self) -> Json:
         """Returns the complete choice as JSON."""
 
+    async def end_fields(self) -> Json:
+        """Returns further fields of the ended choice, which take time to find."""
+
     def extra_fields(self) -> Json:
         """Returns the answer's further fields. Called for the first choice only."""
 
@@ -196,6 +199,8 @@ class ChoiceAnswer:
                 if isinstance(event, Delta):
                     chunk = self.choices[event.index].chunk(event)
                     count = counts.of_event(len(event.token_ids))
+                    if chunk is not None and event.end is not None:
+                        chunk |= await self.choices[event.index].end_fields()
                     if chunk is not None:
                         yield {**start, "choices": [chunk], **count}
                 elif (last := counts.last(event)) is not None:
@@ -211,7 +216,8 @@ class ChoiceAnswer:
                 else:
                     totals = event
         more = {"usage": usage(totals), **self.choices[0].extra_fields()}
-        whole = (choice.whole() for choice in self.choices)
+        ends = [await choice.end_fields() for choice in self.choices]
+        whole = (choice.whole() | end for choice, end in zip(self.choices, ends, strict=True))
         return await listed_answer(self._head(self.kind.whole), "choices", whole, more)
 
     async def _events(self) -> AsyncGenerator[Delta | Totals, None]:
