@@ -24,7 +24,7 @@ from splitserve_gateway.grammars.json_schemas import (
     compilable,
     looser,
 )
-from splitserve_gateway.grammars.tools import ToolUse, as_sent, tool_use
+from splitserve_gateway.grammars.tools import ToolUse, tool_use
 from splitserve_gateway.grammars.trials import CheckerLimits, GrammarCheckUnavailable
 
 __all__ = [
@@ -47,7 +47,6 @@ __all__ = [
     "Source",
     "TenantChecker",
     "ToolUse",
-    "as_sent",
     "compilable",
     "looser",
     "plan_answer",

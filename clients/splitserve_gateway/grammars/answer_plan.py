@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from splitserve_gateway.grammars.answer_check import AnswerCheck, AnswerFinding
+from splitserve_gateway.grammars.call_grammars import (
+    is_spelled,
+    only_calls,
+    text_and_calls,
+    texts_of,
+)
 from splitserve_gateway.grammars.checker import (
     ANY_OBJECT,
     GrammarRefused,
     RequestedGrammar,
     TenantChecker,
 )
-from splitserve_gateway.grammars.tools import (
-    Tool,
-    ToolUse,
-    after_reasoning,
-    as_sent,
-    either,
-    is_spelled,
-    only_calls,
-    text_and_calls,
-    texts_of,
-)
+from splitserve_gateway.grammars.lark import after_reasoning, as_sent, either
+from splitserve_gateway.grammars.tools import Tool, ToolUse
 from splitserve_grammars import MAX_GRAMMAR_BYTES
 from splitserve_text import (
     JSON,
@@ -91,8 +89,8 @@ async def plan_answer(checker: TenantChecker, rules: AnswerRules) -> AnswerPlan:
     """Plans the grammar and the parsing of an answer under `rules`.
 
     - A required call is the whole answer; otherwise the answer is the requested format or calls.
-    - Calls of `strict` tools follow their schemas if the notation tells calls from text. All tools
-      follow their schemas if some tools may not be called.
+    - Calls of `strict` tools follow their schemas if the notation tells calls from text; otherwise
+      they are checked afterwards. All tools follow their schemas if some tools may not be called.
     - Of a schema that is not strict, what does not compile is ignored; of a tool's schema
       everything, if that does not help.
     - The model's reasoning comes before all of this. A model whose reasoning marks are special
@@ -163,18 +161,34 @@ async def _calls(
         texts_of(form.tool_calls)
     )
     if use.callable_tools and (use.must_call or has_answer):
-        spelled = form.tool_calls if is_spoken else JSON
+        notation = form.tool_calls
+        with suppress(GrammarRefused):
+            made = await _compilable(
+                checker,
+                use.callable_tools,
+                lambda tools: only_calls(tools, notation, use.max_calls) if is_spoken else None,
+            )
+            if made.grammar is not None:
+                return form, made
         made = await _compilable(
-            checker, use.callable_tools, lambda tools: only_calls(tools, spelled, use.max_calls)
+            checker, use.callable_tools, lambda tools: only_calls(tools, JSON, use.max_calls)
         )
-        return replace(form, tool_calls=spelled), made
+        return replace(form, tool_calls=JSON), made
     if is_spoken and (use.barred or any(tool.is_strict for tool in use.callable_tools)):
         notation = form.tool_calls
         made = await _compilable(
             checker, use.callable_tools, lambda tools: text_and_calls(tools, notation)
         )
-        return form, made
-    return form, _Calls()
+        if made.grammar is not None:
+            return form, made
+    return form, _unenforced(use.callable_tools)
+
+
+def _unenforced(tools: Sequence[Tool]) -> _Calls:
+    """Returns calls without a grammar, whose `strict` schemas are checked afterwards."""
+    strict = [tool for tool in tools if tool.is_strict]
+    ignored = tuple(f"{tool.field.removesuffix('parameters')}strict" for tool in strict)
+    return _Calls(None, ignored, {tool.name: tool.schema.schema for tool in strict})
 
 
 async def _compilable(
@@ -197,7 +211,8 @@ async def _compilable(
     except GrammarRefused as refused:
         if len(tools) > 1 or not tools[0].is_strict:
             kept = await _without_refused(checker, kept)
-            return _calls_of(make([each.tool for each in kept]), kept)
+            made = make([each.tool for each in kept])
+            return _calls_of(None if made is None else await checker.check("tools", made), kept)
         raise GrammarRefused(tools[0].field, refused.message) from refused
 
 

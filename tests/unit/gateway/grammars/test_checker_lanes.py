@@ -14,8 +14,8 @@ from splitserve_gateway.grammars import (
     CheckProcess,
     GrammarChecker,
     GrammarCheckUnavailable,
+    trials,
 )
-from splitserve_gateway.grammars import trials
 from splitserve_grammars import GrammarTrialResult, TrialTooSlow
 from splitserve_text import Grammar, Regex
 
