@@ -218,7 +218,8 @@ def json_types(schema: object) -> set[str]:
     if not isinstance(schema, Mapping):
         return set()
     named = schema.get("type")
-    types = {each for each in (named if isinstance(named, list) else [named]) if each}
+    listed = named if isinstance(named, list) else [named]
+    types = {each for each in listed if isinstance(each, str) and each}
     for key in ("anyOf", "oneOf"):
         options = schema.get(key)
         for option in options if isinstance(options, list) else []:

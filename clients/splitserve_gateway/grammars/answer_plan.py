@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -176,9 +177,14 @@ async def _calls(
         return replace(form, tool_calls=JSON), made
     if is_spoken and (use.barred or any(tool.is_strict for tool in use.callable_tools)):
         notation = form.tool_calls
-        made = await _compilable(
-            checker, use.callable_tools, lambda tools: text_and_calls(tools, notation)
-        )
+        try:
+            made = await _compilable(
+                checker, use.callable_tools, lambda tools: text_and_calls(tools, notation)
+            )
+        except GrammarRefused as refused:
+            if refused.field != "tools":
+                raise
+            made = _Calls()
         if made.grammar is not None:
             return form, made
     return form, _unenforced(use.callable_tools)
@@ -198,22 +204,20 @@ async def _compilable(
 ) -> _Calls:
     """Returns the grammar that `make` builds, with looser schemas for those that do not compile.
 
-    Raises GrammarRefused for a strict schema that does not compile.
+    Without a grammar if `make` returns None. Raises GrammarRefused for a strict schema that does
+    not compile, and for `tools` if they compile alone, but not together.
     """
     kept = [_KeptTool(tool) for tool in tools]
     if sum(len(tool.schema.schema.encode()) for tool in tools) > MAX_GRAMMAR_BYTES // 2:
         kept = [each if each.tool.is_strict else each.loosened() for each in kept]
-    made = make([each.tool for each in kept])
+    made = await asyncio.to_thread(make, [each.tool for each in kept])
     if made is None:
         return _Calls()
-    try:
+    with suppress(GrammarRefused):
         return _calls_of(await checker.check("tools", made), kept)
-    except GrammarRefused as refused:
-        if len(tools) > 1 or not tools[0].is_strict:
-            kept = await _without_refused(checker, kept)
-            made = make([each.tool for each in kept])
-            return _calls_of(None if made is None else await checker.check("tools", made), kept)
-        raise GrammarRefused(tools[0].field, refused.message) from refused
+    kept = await _without_refused(checker, kept)
+    made = await asyncio.to_thread(make, [each.tool for each in kept])
+    return _Calls() if made is None else _calls_of(await checker.check("tools", made), kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +242,7 @@ class _KeptTool:
         )
 
 
-def _calls_of(grammar: Grammar | None, kept: Sequence[_KeptTool]) -> _Calls:
+def _calls_of(grammar: Grammar, kept: Sequence[_KeptTool]) -> _Calls:
     ignored = tuple(path for each in kept for path in each.ignored)
     arguments = {each.tool.name: each.unenforced for each in kept if each.unenforced is not None}
     return _Calls(grammar, ignored, arguments)

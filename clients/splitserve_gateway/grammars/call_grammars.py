@@ -291,7 +291,10 @@ def _call(tools: Sequence[Tool], spelling: _Spelling, rules: Rules) -> str:
         if spelling.values is None:
             arguments = rules.rule(embedded(tool.schema))
         else:
-            arguments = spelling.values.arguments(tool.schema, rules)
+            try:
+                arguments = spelling.values.arguments(tool.schema, rules)
+            except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+                raise NotSpelled from error  # no schema, as the compiler will say
         calls.append(
             rules.rule(f"{name} {texts_in_order([tool.name])} {between} {arguments} {end}")
         )

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from splitserve_common import parse_json
@@ -37,7 +38,7 @@ _ANY_IDENTIFIER = r"/[A-Za-z_]\w{0,63}/"
 _REF = re.compile(r"#/(?:\$defs|definitions)/([^/~%]+)")
 _OF_PARAMETERS = {"type", "properties", "required", "additionalProperties"}
 _OF_NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-_CLASS_OR_ESCAPE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_CLASS_OR_ESCAPE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?", re.DOTALL)
 
 
 class NotSpelled(Exception):
@@ -105,10 +106,14 @@ class Parameters:
         return cls(properties, required, named, is_open)
 
     def json_rule(self, schema: object) -> str:
-        """Returns the right side of a rule for JSON of a parameter's `schema`."""
-        if isinstance(schema, Mapping):
-            schema = {**schema, **self.definitions}
-        return embedded(JsonSchema(json.dumps(schema, ensure_ascii=False)))
+        """Returns the right side of a rule for JSON of a parameter's `schema`.
+
+        Raises NotSpelled if `schema` is not an object: the compiler says so of the whole schema.
+        """
+        if not isinstance(schema, Mapping):
+            raise NotSpelled
+        whole = {**self.definitions, **schema}
+        return embedded(JsonSchema(json.dumps(whole, ensure_ascii=False)))
 
 
 def _references(schema: object) -> Iterator[object]:
@@ -192,7 +197,8 @@ class TagSpelling:
                     raise
                 options.clear()
         if not options or (self.is_marked and types - {"string"}):
-            made = changed(known, "", lambda each, _: self._kept_inside(each))
+            whole = {**parameters.definitions, **known}
+            made = changed(whole, "", lambda each, _: self._kept_inside(each))
             value = f"{rules.rule(parameters.json_rule(made))} {quoted(self.line + self.closer)}"
             options.append(self._parameter(quoted(key), value, is_string=False))
         return " | ".join(options)
@@ -211,6 +217,8 @@ class TagSpelling:
         if not isinstance(schema, Mapping):
             raise NotSpelled
         keywords, types = _keywords(schema), json_types(schema)
+        if "type" in keywords and not types:
+            raise NotSpelled
         if keywords in ({"anyOf"}, {"oneOf"}):
             yield from self._alternatives(schema, rules)
             return
@@ -272,7 +280,8 @@ def _regexes(schema: Schema) -> Iterator[str]:
     if "pattern" in schema:
         yield _whole(schema["pattern"])
     if schema.keys() & {"minLength", "maxLength"}:
-        yield f"(.|\\n){{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
+        least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
+        yield f"(.|\\n){{{least},{'' if most is None else int(most)}}}"
     for each in schema.get("allOf", ()):
         if not isinstance(each, Mapping) or _keywords(each) != {"pattern"}:
             raise NotSpelled
@@ -281,6 +290,10 @@ def _regexes(schema: Schema) -> Iterator[str]:
 
 def _whole(pattern: str) -> str:
     """Returns a regex for whole texts in which `pattern` is found. Raises NotSpelled."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise NotSpelled from error
     begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$\Z", pattern)
     inner = pattern[begins : len(pattern) - bool(ends)]
     if has_alternatives(inner) or is_refused_pattern(inner):
@@ -291,6 +304,7 @@ def _whole(pattern: str) -> str:
     return f"{'' if begins else anything}(?:{inner}){'' if ends else anything}"
 
 
+@cache
 def _lacking(text: str) -> str:
     r"""Returns a pattern of the texts without `text`, whose first character occurs once in it.
 
@@ -357,11 +371,14 @@ class _Literals:
         try:
             if not isinstance(known, Mapping):
                 raise NotSpelled
-            return self.rules.rule(" | ".join(self._options(known)))
+            options = [*self._options(known)]
+            if not options:
+                raise NotSpelled
+            return self.rules.rule(" | ".join(options))
         except NotSpelled:
             if not self.spelling.or_json:
                 raise
-        return self.rules.rule(self.parameters.json_rule(schema))
+        return self.rules.rule(self.parameters.json_rule(known))
 
     def members(
         self, properties: Schema, required: Container[str], key: Callable[[str], str]

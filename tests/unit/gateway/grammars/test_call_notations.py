@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from splitserve_gateway.grammars import AnswerPlan, GrammarChecker, plan_answer
+from splitserve_gateway.grammars import AnswerPlan, GrammarChecker, GrammarRefused, plan_answer
 from splitserve_text import Grammar
 from tests.unit.gateway.grammars.answer_rules import read, rules, tools, use_of
 from tests.unit.gateway.grammars.byte_model import accepts, drawn
@@ -202,7 +202,9 @@ async def test_no_string_ends_its_parameter(checker: GrammarChecker, name: str) 
     """Also not a string in JSON: the parser looks for the end of the parameter alone."""
     closer = "</arg_value>" if name in ("glm", "hunyuan") else "</parameter>"
     closer = "</｜DSML｜parameter>" if name == "deepseek_dsml" else closer  # noqa: RUF001
-    schema = object_of(a={"type": "string"}, b={"type": "array", "items": {"type": "string"}})
+    definitions = {"$defs": {"text": {"type": "string"}}}
+    items = {"$ref": "#/$defs/text"}
+    schema = object_of(a={"type": "string"}, b={"type": "array", "items": items}) | definitions
     plan = await plan_for(checker, name, {"f": schema})
 
     for text in ("<", "</", "<</para", closer[:-1], "<<" + closer[1:-1] + "<", f"{closer[:-2]}<p>"):
@@ -228,3 +230,32 @@ async def test_strict_calls_are_checked_when_the_notation_has_no_way_to_spell_th
     finding.add(parser.push(spelled(name, b=1)) + parser.finish())
     found = (await finding.fields())["schema_problem"]
     assert str(found).startswith("tool_calls.0 $: ")
+
+
+MALFORMED: list[Any] = [
+    5, False, {"type": [{}]}, {"type": {}}, {"enum": 5}, {"enum": []}, {"anyOf": {}},
+    {"anyOf": [5, {"type": "string"}]}, {"allOf": 5}, {"$ref": 5}, {"$ref": "#/$defs/none"},
+    {"type": "string", "pattern": 5}, {"type": "string", "pattern": "a)|(b"},
+    {"type": "string", "pattern": "["}, {"type": "string", "minLength": "1}/ | /{"},
+    {"type": "array", "minItems": "x"}, {"type": "object", "required": 5},
+    {"type": "object", "properties": 5}, {"type": "integer", "minimum": "x"},
+]  # fmt: skip
+NO_OBJECTS: list[dict[str, Any]] = [
+    {"properties": [1]}, {"required": 5}, {"required": [[]]}, {"$defs": [], "properties": {}},
+    *({"properties": {"a": each}} for each in MALFORMED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", NO_OBJECTS, ids=json.dumps)
+async def test_malformed_schemas_are_refused_or_obeyed(
+    checker: GrammarChecker, schema: dict[str, Any]
+) -> None:
+    """The compiler of schemas decides, in each notation alike."""
+    outcomes = dict.fromkeys(("json", *TAGS, *LITERALS), "")
+    for name in outcomes:
+        try:
+            await plan_for(checker, name, {"f": {"type": "object", **schema}})
+        except GrammarRefused as refused:
+            outcomes[name] = refused.field
+    assert set(outcomes.values()) <= {"", "tools.0.function.parameters"}
+    assert len(set(outcomes.values())) == 1, outcomes
