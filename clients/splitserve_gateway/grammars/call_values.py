@@ -15,6 +15,7 @@ from typing import Any
 from splitserve_common import parse_json
 from splitserve_gateway.grammars.json_schemas import (
     KEYWORDS,
+    Change,
     changed,
     has_alternatives,
     is_refused_pattern,
@@ -35,7 +36,7 @@ Schema = Mapping[str, Any]
 _KEY = re.compile(r"[^<>\"\n]{1,128}")
 _IDENTIFIER = re.compile(r"\w{1,128}")
 _ANY_IDENTIFIER = r"/[A-Za-z_]\w{0,63}/"
-_REF = re.compile(r"#/(?:\$defs|definitions)/([^/~%]+)")
+_REF = re.compile(r"#/(\$defs|definitions)/([^/~%]+)")
 _OF_PARAMETERS = {"type", "properties", "required", "additionalProperties"}
 _OF_NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _CLASS_OR_ESCAPE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?", re.DOTALL)
@@ -105,14 +106,15 @@ class Parameters:
         named = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
         return cls(properties, required, named, is_open)
 
-    def json_rule(self, schema: object) -> str:
+    def json_rule(self, schema: object, change: Change = lambda each, _: each) -> str:
         """Returns the right side of a rule for JSON of a parameter's `schema`.
 
-        Raises NotSpelled if `schema` is not an object: the compiler says so of the whole schema.
+        `change`: applied to each schema within. Raises NotSpelled if `schema` is not an object: the
+        compiler says so of the whole schema.
         """
         if not isinstance(schema, Mapping):
             raise NotSpelled
-        whole = {**self.definitions, **schema}
+        whole = changed({**schema, **self.definitions}, "", change)
         return embedded(JsonSchema(json.dumps(whole, ensure_ascii=False)))
 
 
@@ -187,19 +189,16 @@ class TagSpelling:
             raise NotSpelled
         types = json_types(known)
         options: list[str] = []
-        is_text = not types or "string" in types
-        if is_text:
+        if not types or "string" in types:
             try:
                 texts = " | ".join(self._strings(known, rules))
                 options.append(self._parameter(quoted(key), f"({texts})", is_string=True))
             except NotSpelled:
                 if not self.is_marked:
                     raise
-                options.clear()
         if not options or (self.is_marked and types - {"string"}):
-            whole = {**parameters.definitions, **known}
-            made = changed(whole, "", lambda each, _: self._kept_inside(each))
-            value = f"{rules.rule(parameters.json_rule(made))} {quoted(self.line + self.closer)}"
+            written = rules.rule(parameters.json_rule(known, self._kept_inside))
+            value = f"{written} {quoted(self.line + self.closer)}"
             options.append(self._parameter(quoted(key), value, is_string=False))
         return " | ".join(options)
 
@@ -255,16 +254,17 @@ class TagSpelling:
         texts = [value for value in values if isinstance(value, str)]
         if not texts or any(self.closer in text for text in texts):
             raise NotSpelled
+        if "null" in json_types(schema):
+            # The parser takes this text for null.
+            texts = [text for text in texts if text != "null"] + ["null"] * (None in values)
         yield from (quoted(text + end) for text in texts)
-        if None in values:
-            yield quoted(f"null{end}")
 
     def _text(self, rules: Rules) -> str:
         """Returns the name of a terminal for any text up to the end of the parameter."""
         free = rules.terminal(without(self.closer))
         return rules.terminal(f"{free} {quoted(self.line + self.closer)}")
 
-    def _kept_inside(self, schema: dict[str, object]) -> dict[str, object]:
+    def _kept_inside(self, schema: dict[str, object], _path: str) -> dict[str, object]:
         """Returns `schema` for strings within JSON that do not end the parameter."""
         types = schema.get("type")
         is_string = "string" in types if isinstance(types, list) else types == "string"
@@ -409,10 +409,10 @@ class _Literals:
             yield self._referred(schema["$ref"])
         elif keywords == {"anyOf"}:
             yield from map(self.value, schema["anyOf"])
-        elif keywords <= {"type", "enum"} and "enum" in keywords:
-            yield from map(self._constant, schema["enum"])
-        elif keywords <= {"type", "const"} and "const" in keywords:
-            yield self._constant(schema["const"])
+        elif keywords in ({"enum"}, {"const"}, {"type", "enum"}, {"type", "const"}):
+            for value in schema.get("enum", [schema.get("const")]):
+                if "type" not in schema or json_types(schema) & _types_of(value):
+                    yield self._constant(value)
         else:
             types = schema.get("type")
             for each in types if isinstance(types, list) else [types]:
@@ -432,14 +432,11 @@ class _Literals:
 
     def _referred(self, reference: str) -> str:
         name = _REF.fullmatch(reference)
-        found = [
-            schemas[name[1]]
-            for schemas in self.parameters.definitions.values()
-            if name is not None and name[1] in schemas
-        ]
-        if not found:
+        schemas = {} if name is None else self.parameters.definitions.get(name[1], {})
+        if name is None or name[2] not in schemas:
             raise NotSpelled
-        return self.rules.named(f"ref {json.dumps(found[0])}", lambda: self.value(found[0]))
+        key = f"ref {id(self.parameters)} {reference}"
+        return self.rules.named(key, lambda: self.value(schemas[name[2]]))
 
     def _constant(self, value: object) -> str:
         null, false, true = self.spelling.words
@@ -499,6 +496,18 @@ _PYTHON_STRING = r"/'([^'\\\n]|\\.)*'|\"([^\"\\\n]|\\.)*\"/"
 
 def _python_strings(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((repr(text), json.dumps(text, ensure_ascii=False))))
+
+
+def _types_of(value: object) -> set[str]:
+    """Returns the JSON types of a scalar."""
+    match value:
+        case None:
+            return {"null"}
+        case bool():
+            return {"boolean"}
+        case int() | float():
+            return {"integer", "number"} if value == int(value) else {"number"}
+    return {"string"} if isinstance(value, str) else set()
 
 
 def gemma_literals(quote: str) -> LiteralSpelling:

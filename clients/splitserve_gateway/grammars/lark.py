@@ -38,7 +38,9 @@ def texts_in_order(texts: Sequence[str]) -> str:
 def text_regex(text: str) -> str:
     """Returns a regex for `text`, for use between slashes."""
     # Escapes no other characters: `\\<` would match the beginning of a word.
-    return "".join(f"\\{char}" if char in "[]()|/?" else char for char in text).replace("\n", "\\n")
+    return "".join(f"\\{char}" if char in "[](){}|/?*+.^$\\" else char for char in text).replace(
+        "\n", "\\n"
+    )
 
 
 def without(*texts: str) -> str:

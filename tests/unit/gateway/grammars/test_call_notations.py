@@ -92,6 +92,12 @@ RIGHT: dict[str, object] = {
     "sizes": [1, None],
     "point": {"x": 1.5, "labels": ["<p>", "a\\b"]},
 }
+OWN_DEFINITIONS = object_of(
+    a={"$ref": "#/$defs/same", "$defs": {"same": {"type": "string"}}},
+    b={"$ref": "#/definitions/same"},
+    c={"type": ["string", "null"], "enum": ["null", "a"]},
+    d={"type": "string", "enum": ["null", None]},
+) | {"$defs": {"same": {"type": "integer"}}, "definitions": {"same": {"type": "boolean"}}}
 CHANGES: list[dict[str, object]] = [{}, {"note": None}, {"note": "null and void"}, {"sizes": []}]
 WRONG: list[dict[str, object]] = [
     {"word": "a"}, {"word": "abcde"}, {"code": "AB-"}, {"code": "xAB-1"}, {"code": "AB-1x"},
@@ -132,6 +138,21 @@ async def test_literals_are_those_of_the_schema(checker: GrammarChecker, name: s
     for changes in WRONG:
         if changes.keys() <= right.keys():
             assert not accepts(grammar_of(plan), spelled(name, **right | changes)), changes
+
+
+@pytest.mark.parametrize("name", [*TAGS, *LITERALS])
+async def test_references_lead_to_the_schema_of_the_tool(
+    checker: GrammarChecker, name: str
+) -> None:
+    plan = await plan_for(checker, name, {"f": OWN_DEFINITIONS})
+    validator = jsonschema.Draft202012Validator(OWN_DEFINITIONS)
+
+    for changes in ({}, {"a": "x"}, {"b": 1}, {"c": None}, {"d": None}):
+        text = spelled(name, **{"a": 1, "b": True, "c": "a", "d": "null"} | changes)
+        if accepts(grammar_of(plan), text):
+            assert validator.is_valid(json.loads(read(text, plan).calls[0][1])), changes
+        else:
+            assert changes
 
 
 HARD: dict[str, Any] = {
