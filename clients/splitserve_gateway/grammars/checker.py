@@ -103,21 +103,27 @@ class TenantChecker:
     async def check_requested(self, requested: RequestedGrammar) -> CheckedGrammar:
         """Checks a requested grammar, and looser forms of a schema that need not hold entirely.
 
+        The loosest allows any object, or any value, where the schema takes too long to compile.
         Raises GrammarRefused, which names what is wrong with the schema itself, and
         GrammarCheckUnavailable.
         """
         field = requested.field
         try:
             return CheckedGrammar(await self.check(field, requested.source))
-        except GrammarRefused:
-            loose_schema = requested.loose_schema or {}
+        except GrammarRefused as refused:
+            loose_schema = requested.loose_schema
+            if loose_schema is None:
+                raise
             for form in looser(loose_schema):
                 with suppress(GrammarRefused):
                     source = JsonSchema(json_text(field, form.schema))
                     ignored = tuple(f"{field}.{path}" for path in form.ignored)
                     grammar = await self.check(field, source)
                     return CheckedGrammar(grammar, ignored, json_text(field, loose_schema))
-            raise
+            if refused.message not in (TOO_LARGE, TOO_SLOW):
+                raise
+            loosest = ANY_OBJECT if loose_schema.get("type") == "object" else JsonSchema("{}")
+            return CheckedGrammar(loosest, (field,), json_text(field, loose_schema))
 
 
 def _kind_and_text(source: JsonSchema | Regex | Lark | Gbnf) -> tuple[str, str]:
