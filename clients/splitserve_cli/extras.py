@@ -11,7 +11,7 @@ from types import MappingProxyType
 MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "gateway": (
-            *("fastapi", "uvicorn", "httptools", "llguidance"),
+            *("fastapi", "uvicorn", "httptools", "llguidance", "jsonschema"),
             *("soundfile", "soxr", "python_multipart"),
             *(() if sys.platform == "win32" else ("uvloop",)),
         ),

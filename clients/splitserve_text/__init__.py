@@ -54,6 +54,7 @@ from splitserve_text.reasoning import (
     ReasoningState,
 )
 from splitserve_text.speech import SpeechTask, SpeechTokens
+from splitserve_text.tagged_calls import json_types
 from splitserve_text.template_limits import TemplateLimits
 from splitserve_text.template_sandbox import Sandbox
 from splitserve_text.template_shapes import MessageShapes
@@ -163,6 +164,7 @@ __all__ = [
     "VectorTexts",
     "as_prompt",
     "has_unknown_calls",
+    "json_types",
     "make_detokenizer",
     "tool_calls_of",
 ]

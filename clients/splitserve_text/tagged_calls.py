@@ -129,7 +129,7 @@ class Arguments:
         if not key:
             raise NotAsExpected
         properties = calls.tools.get(self.name, {}).get("properties")
-        types = _types(properties.get(key) if isinstance(properties, Mapping) else None)
+        types = json_types(properties.get(key) if isinstance(properties, Mapping) else None)
         if is_string is None:
             is_string = not types or "string" in types
         may_be_null = "null" in types
@@ -210,14 +210,18 @@ def _value_text(text: str) -> str:
     return f'"{escaped(text)}"'
 
 
-def _types(schema: object) -> set[str]:
-    """Returns the JSON types that `schema` names; empty if it names none."""
+def json_types(schema: object) -> set[str]:
+    """Returns the JSON types that `schema` names; empty if it names none.
+
+    Values in tags are strings where `string` is among them, or none is named.
+    """
     if not isinstance(schema, Mapping):
         return set()
     named = schema.get("type")
-    types = {each for each in (named if isinstance(named, list) else [named]) if each}
+    listed = named if isinstance(named, list) else [named]
+    types = {each for each in listed if isinstance(each, str) and each}
     for key in ("anyOf", "oneOf"):
         options = schema.get(key)
         for option in options if isinstance(options, list) else []:
-            types |= _types(option)
+            types |= json_types(option)
     return types or ({"object"} if "$ref" in schema else set())

@@ -36,11 +36,13 @@ PARSER_LIMITS: dict[str, Any] = {
 MAX_LEXER_BYTES = 1_100 * _MAX_LEXER_STATES
 
 
-# -- Messages about a grammar for the client that sent it ------------------------------------------
+# -- Messages for the client that sent a grammar ------------------------------------------
 
 NO_TEXT = "no text matches it"
-TOO_SLOW = "it takes too much processor time to compile"
-TOO_LARGE = "it takes too much memory to compile"
+TOO_SLOW = "it takes too much processor time"
+TOO_LARGE = "it takes too much memory"
+# Begins what is said of an answer whose schema could not be checked.
+NOT_CHECKED = "not checked: "
 _BROKEN = "it could not be compiled"
 _MAX_CHARS = 500
 # Beginnings of llguidance's internal errors, and their meanings for clients.

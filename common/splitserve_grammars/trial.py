@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from splitserve_common import parse_json
 from splitserve_grammars.limits import (
@@ -31,7 +32,7 @@ from splitserve_grammars.limits import (
 # Imports nothing from the working directory, and works if this package is not installed.
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from splitserve_grammars.trial_process import main; main(*map(int, sys.argv[2:]))"
+    "from splitserve_grammars.{module} import main; main(*map(int, sys.argv[2:]))"
 )
 # Exit codes of a process that exceeded its memory or its stack.
 _OUT_OF_MEMORY = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL)
@@ -59,13 +60,19 @@ class GrammarTrialResult:
     num_bytes: int = 0
 
 
+TrialKind = Literal["grammar", "answer"]
+_MODULES: dict[TrialKind, str] = {"grammar": "trial_process", "answer": "answer_process"}
+
+
 def trial_command(
-    max_address_bytes: int = MAX_ADDRESS_BYTES, stack_bytes: int = STACK_BYTES
+    max_address_bytes: int = MAX_ADDRESS_BYTES,
+    stack_bytes: int = STACK_BYTES,
+    kind: TrialKind = "grammar",
 ) -> list[str]:
-    """Returns the command line of the trial process."""
+    """Returns the command line of the trial process. `kind`: what it tries."""
     root = Path(__file__).parents[1]
     arguments = [str(root), str(max_address_bytes), str(stack_bytes)]
-    return [sys.executable, "-P", "-c", _START, *arguments]
+    return [sys.executable, "-P", "-c", _START.format(module=_MODULES[kind]), *arguments]
 
 
 def encode_task(kind: str, texts: Sequence[str], max_cpu_s: float) -> bytes:

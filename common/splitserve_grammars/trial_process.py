@@ -8,7 +8,8 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -88,13 +89,17 @@ def _heap_bytes() -> int:
     return int(info.uordblks + info.hblkhd)
 
 
-def _answer(tokenizer: LLTokenizer, line: bytes) -> bytes:
+# Tries a text of a kind, as `try_grammar` does.
+Try = Callable[[str, Sequence[str]], GrammarTrialResult]
+
+
+def _answer(attempt: Try, line: bytes) -> bytes:
     """Returns the answer to a line, computed in a forked process."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         # llguidance follows rules by recursion. Only a thread can have a large stack.
-        thread = threading.Thread(target=_answer_as_child, args=(tokenizer, line, writer))
+        thread = threading.Thread(target=_answer_as_child, args=(attempt, line, writer))
         thread.start()
         thread.join()
         os._exit(0)
@@ -105,28 +110,32 @@ def _answer(tokenizer: LLTokenizer, line: bytes) -> bytes:
     return answer if answer.endswith(b"\n") else encode_end(exit_code)
 
 
-def _answer_as_child(tokenizer: LLTokenizer, line: bytes, writer: int) -> None:
+def _answer_as_child(attempt: Try, line: bytes, writer: int) -> None:
     kind, texts, max_cpu_s = parse_json(line)
     # SIGPROF ends the process after `max_cpu_s`.
     signal.setitimer(signal.ITIMER_PROF, max_cpu_s)
-    verdict = try_grammar(tokenizer, kind, texts)
+    verdict = attempt(kind, texts)
     signal.setitimer(signal.ITIMER_PROF, 0)
     with open(writer, "wb") as answers:
         answers.write(encode_verdict(verdict))
 
 
-def main(max_address_bytes: int, stack_bytes: int) -> None:
-    """Answers lines until the input ends.
+def serve(attempt: Try, max_address_bytes: int, stack_bytes: int) -> None:
+    """Answers lines by `attempt` until the input ends.
 
-    Each grammar gets a fork of this process. Starting a new process after a grammar that used too
-    much would take as long as a first trial.
+    Each line gets a fork of this process. Starting a new process after a text that used too much
+    would take as long as a first trial.
     """
     os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (max_address_bytes, max_address_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(stack_bytes)
-    # One token per byte: a grammar that is slow is slow with any vocabulary.
-    tokenizer = LLTokenizer("byte")
     for line in sys.stdin.buffer:
-        sys.stdout.buffer.write(_answer(tokenizer, line))
+        sys.stdout.buffer.write(_answer(attempt, line))
         sys.stdout.buffer.flush()
+
+
+def main(max_address_bytes: int, stack_bytes: int) -> None:
+    """Tries grammars until the input ends."""
+    # One token per byte: a grammar that is slow is slow with any vocabulary.
+    serve(partial(try_grammar, LLTokenizer("byte")), max_address_bytes, stack_bytes)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from splitserve_client import (
@@ -21,6 +22,9 @@ from splitserve_client import (
     RequestFailed,
     SamplingParams,
 )
+from splitserve_gateway.grammars import AnswerRules, GrammarChecker, plan_answer, tool_use
+from splitserve_gateway.schemas import ChatFields
+from splitserve_text import FORMATS, OutputFormat, ToolCallArguments, ToolCallStart
 from tests.support.processes.processes import Processes, processes
 
 MODEL = Path(__file__).parents[2] / "executor_service" / "bundled_model"
@@ -87,7 +91,7 @@ async def test_texts_follow_grammars_side_by_side(
                     assert accepts(grammar, text), text
         stops = [c.reason for g in generations[1:] for c in g.completions]
         assert FinishReason.STOP in stops
-        with pytest.raises(RequestFailed, match="to compile"):
+        with pytest.raises(RequestFailed, match="processor time"):
             await endless
 
 
@@ -103,6 +107,42 @@ def accepts(grammar: object, text: str) -> bool:
             return text in grammar.texts
         case _:
             return text[0] + text[-1] == "()" and text.count("(") == text.count(")")
+
+
+POINT = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]{1,5}$"},
+        "kind": {"type": ["string", "null"], "enum": ["a b", "c", None]},
+        "sizes": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["name", "kind", "sizes"],
+    "additionalProperties": False,
+}
+
+
+async def test_calls_are_written_in_the_models_notation(stack: Processes) -> None:
+    """The tokens of a real vocabulary spell each notation, and the parser reads the call."""
+    await stack.run_executors(1)
+    function = {"name": "point", "parameters": POINT}
+    body = ChatFields.model_validate({"tools": [{"type": "function", "function": function}]})
+    use = tool_use(body.tools, "required", is_parallel=False)
+    checker = GrammarChecker()
+    async with AsyncClient(stack.address) as client:
+        tokenizer = await client.get_tokenizer()
+        for name in ("qwen3_coder", "glm", "minimax", "deepseek_dsml", "olmo3", "gemma3"):
+            form = OutputFormat(FORMATS[name], None)
+            plan = await plan_answer(checker.of(""), AnswerRules(form, tool_use=use))
+            sampling = SamplingParams(temperature=0.7, seed=3, max_tokens=400, grammar=plan.grammar)
+            (completion,) = (await client.complete([5, 6, 7], sampling)).completions
+            assert completion.reason is FinishReason.STOP, name
+            parser = plan.new_parser()
+            parts = parser.push(tokenizer.decode(completion.token_ids)) + parser.finish()
+            assert plan.output_format.tool_calls is form.tool_calls
+            assert [part.name for part in parts if isinstance(part, ToolCallStart)] == ["point"]
+            pieces = [part.text for part in parts if isinstance(part, ToolCallArguments)]
+            jsonschema.validate(json.loads("".join(pieces)), POINT)
+    await checker.close()
 
 
 async def test_tokens_are_the_same_when_the_executor_dies_meanwhile(stack: Processes) -> None:

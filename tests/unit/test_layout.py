@@ -33,6 +33,7 @@ IMPORTED_BY_PATH = {
     "executor_service.backends.gpu_draw",
     "executor_service.decoders.gpu_decoder",
     "splitserve_bench.targets.openai_target",
+    "splitserve_grammars.answer_process",
     "splitserve_grammars.llguidance_text",
     "splitserve_grammars.trial_process",
     "splitserve_kernels.gpu",

@@ -140,6 +140,7 @@ class ChatChoice:
         self._body = body
         self._names = names
         self._parser = plan.new_parser(draw) if plan.has_parts else None
+        self._finding = plan.new_finding()
         self._prefix = prefix
         self._has_calls = False
         self._content: list[str] = [prefix] if prefix else []
@@ -250,12 +251,18 @@ class ChatChoice:
 
     # -- streamed and complete ---------------------------------------------------------------------
 
+    async def end_fields(self) -> Json:
+        """Returns what a check of the ended choice finds."""
+        return await self._finding.fields()
+
     def _parts(self, delta: Delta) -> list[Part]:
         if self._parser is None:
-            return [ContentDelta(delta.text)] if delta.text else []
-        parts = self._parser.push(delta.text) if delta.text else []
-        if delta.end is not None:
-            parts += self._parser.finish()
+            parts: list[Part] = [ContentDelta(delta.text)] if delta.text else []
+        else:
+            parts = self._parser.push(delta.text) if delta.text else []
+            if delta.end is not None:
+                parts += self._parser.finish()
+        self._finding.add(parts)
         if not self._body.include_reasoning:
             parts = [part for part in parts if not isinstance(part, ReasoningDelta)]
         self._has_calls |= any(isinstance(part, ToolCallStart) for part in parts)

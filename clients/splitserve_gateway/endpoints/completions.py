@@ -26,17 +26,19 @@ from splitserve_gateway.generation import (
     FieldNames,
     TextRequest,
     check_generates,
-    checked_grammar,
     completion_fields,
+    completion_plan,
     encode_prompts,
     generates,
     naming,
     sampling_params,
     text_request,
 )
+from splitserve_gateway.grammars import AnswerFinding, AnswerPlan
 from splitserve_gateway.http import invalid
 from splitserve_gateway.schemas import CompletionRequest
 from splitserve_text import (
+    ContentDelta,
     TokenLogprob,
 )
 
@@ -60,14 +62,14 @@ async def _answer(gateway: Gateway, body: CompletionRequest) -> ChoiceAnswer:
     _check(body)
     fields = completion_fields(body)
     with naming(fields):
-        request = await _text_request(gateway, body, fields)
+        request, plan = await _text_request(gateway, body, fields)
     is_echo_alone = body.echo and body.max_tokens == 0
-    return ChoiceAnswer(_KIND, body, request, new_choices(body, request), is_echo_alone)
+    return ChoiceAnswer(_KIND, body, request, new_choices(body, request, plan), is_echo_alone)
 
 
 async def _text_request(
     gateway: Gateway, body: CompletionRequest, fields: FieldNames
-) -> TextRequest:
+) -> tuple[TextRequest, AnswerPlan]:
     serving = await gateway.choose(body.model, generates)
     check_generates(serving.served.model)
     prompts = await encode_prompts(body, serving.served)
@@ -83,11 +85,12 @@ async def _text_request(
         num_logprobs=body.logprobs,
         num_prompt_logprobs=num_prompt_logprobs,
     )
-    params = replace(params, grammar=await checked_grammar(serving, body))
+    plan = await completion_plan(serving, body)
+    params = replace(params, grammar=plan.grammar)
     if len(prompts) * params.num_completions > _MAX_CHOICES:
         message = f"{len(prompts)} prompts with n = {params.num_completions}; allowed: at most "
         raise invalid(f"{message}{_MAX_CHOICES} choices", "n")
-    return await text_request(serving, body, params, prompts, fields)
+    return await text_request(serving, body, params, prompts, fields), plan
 
 
 def _check(body: CompletionRequest) -> None:
@@ -100,7 +103,9 @@ def _check(body: CompletionRequest) -> None:
 # -- Choices of a completion as JSON ---------------------------------------------------------------
 
 
-def new_choices(body: CompletionRequest, request: TextRequest) -> list[CompletionChoice]:
+def new_choices(
+    body: CompletionRequest, request: TextRequest, plan: AnswerPlan
+) -> list[CompletionChoice]:
     """Returns the empty choices of all prompts, prompt by prompt."""
     names = TokenNames(request.served.tokenizer, as_ids=body.return_tokens_as_token_ids)
     tells_ids = body.return_token_ids or request.served.tokenizer is None
@@ -110,12 +115,17 @@ def new_choices(body: CompletionRequest, request: TextRequest) -> list[Completio
         logprobs = _logprobs(body, request, prompt, names)
         for _ in range(num_each):
             own = None if logprobs is None else logprobs.fork()
-            choices.append(CompletionChoice(len(choices), body, prompt, names, own, tells_ids))
+            choice = CompletionChoice(len(choices), body, prompt, names, own, tells_ids)
+            choice.finding = plan.new_finding()
+            choices.append(choice)
     return choices
 
 
 class CompletionChoice:
-    """Choice of a completion. `tells_ids`: the JSON has token ids in addition to the text."""
+    """Choice of a completion. `tells_ids`: the JSON has token ids in addition to the text.
+
+    `finding`: check of the text; nothing is checked until it is set.
+    """
 
     def __init__(
         self,
@@ -138,12 +148,14 @@ class CompletionChoice:
         self._shapes: list[dict[str, list[object]]] = []
         self._end: ChoiceEnd | None = None
         self.prompt_scores: tuple[TokenLogprob, ...] = ()
+        self.finding = AnswerFinding(None)
 
     def first_chunk(self) -> None:
         """Returns None: a completion's stream has no first event without text."""
 
     def chunks(self, delta: Delta) -> list[Json]:
         """Returns the event for `delta`; an empty list if `delta` has nothing to report."""
+        self.finding.add([ContentDelta(delta.text)])
         text = self._echo() + delta.text
         shapes = self._new_shapes(delta)
         is_first, self._has_started = not self._has_started, True
@@ -165,6 +177,7 @@ class CompletionChoice:
 
     def add(self, delta: Delta) -> None:
         """Adds `delta` to the complete choice."""
+        self.finding.add([ContentDelta(delta.text)])
         self._texts.append(self._echo() + delta.text)
         self._shapes.extend(self._new_shapes(delta))
         self._token_ids.extend(delta.token_ids)
@@ -188,6 +201,10 @@ class CompletionChoice:
             choice["prompt_token_ids"] = self._prompt.token_ids
             choice["token_ids"] = self._token_ids
         return choice
+
+    async def end_fields(self) -> Json:
+        """Returns what a check of the ended choice finds."""
+        return await self.finding.fields()
 
     def extra_fields(self) -> Json:
         """Returns an empty object: each choice reports its own prompt."""

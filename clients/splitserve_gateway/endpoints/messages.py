@@ -31,6 +31,7 @@ from splitserve_gateway.generation import (
     generates,
     message_fields,
     naming,
+    renamed,
     stream_choices,
     tools_of,
 )
@@ -92,14 +93,16 @@ class _Answer:
     head: Json
 
     def message(self, totals: Totals) -> Json:
-        """Returns the message as JSON in its present state."""
+        """Returns the message as JSON in its present state, without what a check finds."""
         blocks = {"content": self.content.blocks}
         return {**self.head, **blocks, **self.content.stop(), "usage": _usage(totals)}
 
 
 async def _answer(gateway: Gateway, body: MessagesRequest) -> _Answer:
     chat = await asyncio.to_thread(chat_of_messages, body, body.max_tokens)
-    generation = await start_chat(gateway, chat, message_fields(body))
+    fields = message_fields(body)
+    generation = await start_chat(gateway, chat, fields)
+    body.add_ignored([renamed(path, fields) for path in generation.plan.ignored])
     head: Json = {
         "id": f"msg_{generation.request.answer_id}",
         "type": "message",
@@ -133,7 +136,7 @@ async def _events(answer: _Answer) -> AsyncGenerator[object, None]:
                     for each in answer.content.push(event):
                         yield each
                 case Totals():
-                    stop = answer.content.stop()
+                    stop = answer.content.stop() | await answer.content.finding.fields()
                     yield {"type": "message_delta", "delta": stop, "usage": _usage(event)}
                     yield {"type": "message_stop"}
             event = await anext(events, None)
@@ -149,7 +152,7 @@ async def _whole(answer: _Answer) -> Json:
                         pass
                 case Totals():
                     totals = event
-    return answer.message(totals)
+    return answer.message(totals) | await answer.content.finding.fields()
 
 
 # -- Content blocks of a message, and their events -------------------------------------------------
@@ -158,8 +161,8 @@ async def _whole(answer: _Answer) -> Json:
 class MessageContent:
     """Content of a message. `blocks`: ended blocks; events report each block from its first token.
 
-    Input of a tool call that was cut is what a client of the stream reads from it. `draw`: chooses
-    the characters of ids.
+    `finding`: check of the content. Input of a tool call that was cut is what a client of the
+    stream reads from it. `draw`: chooses the characters of ids.
     """
 
     def __init__(self, plan: AnswerPlan, draw: Draw = secrets.choice) -> None:
@@ -167,6 +170,7 @@ class MessageContent:
         self._block: _Block | None = None
         self._end: ChoiceEnd | None = None
         self.blocks: list[Json] = []
+        self.finding = plan.new_finding()
 
     def push(self, delta: Delta) -> Iterator[Json]:
         """Yields the events for `delta`. Content changes only as the events are consumed.
@@ -176,6 +180,7 @@ class MessageContent:
         parts = self._parser.push(delta.text) if delta.text else []
         if delta.end is not None:
             parts += self._parser.finish()
+        self.finding.add(parts)
         for part in parts:
             yield from self._take(part)
         if delta.end is not None:

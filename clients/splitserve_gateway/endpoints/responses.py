@@ -94,13 +94,14 @@ class _Answer:
             **changes,
         }
 
-    def ended(self, totals: Totals) -> Json:
+    async def ended(self, totals: Totals) -> Json:
         """Returns the ended response as JSON, completed or incomplete."""
+        found = await self.output.finding.fields()
         reason = self.output.end_reason
         if reason == "stop":
-            return self.shape("completed", totals, completed_at=int(time.time()))
+            return self.shape("completed", totals, completed_at=int(time.time()), **found)
         details = {"reason": "max_output_tokens" if reason == "length" else reason}
-        return self.shape("incomplete", totals, incomplete_details=details)
+        return self.shape("incomplete", totals, incomplete_details=details, **found)
 
 
 async def _answer(gateway: Gateway, body: ResponsesRequest) -> _Answer:
@@ -191,7 +192,7 @@ async def _events(answer: _Answer) -> AsyncGenerator[object, None]:
                         for item in answer.output.push(event):
                             yield {**item, "sequence_number": next(numbers)}
                     case Totals():
-                        whole = answer.ended(event)
+                        whole = await answer.ended(event)
                         yield _numbered(numbers, str(whole["status"]), response=whole)
                 event = await anext(events, None)
         except (SplitserveError, ApiError) as error:
@@ -213,7 +214,7 @@ async def _whole(answer: _Answer) -> Json:
                         pass
                 case Totals():
                     totals = event
-    return answer.ended(totals)
+    return await answer.ended(totals)
 
 
 # -- Output items of a response, and their events --------------------------------------------------
@@ -222,9 +223,9 @@ async def _whole(answer: _Answer) -> Json:
 class ResponseOutput:
     """Output of a response. `items`: ended items; events report each item from its first token on.
 
-    `detokenizer`: finds where in the text each token begins. Which tokens are reasoning, and which
-    have logprobs, does not depend on how many tokens arrived at once. `draw`: chooses the
-    characters of ids.
+    `finding`: check of the output. `detokenizer`: finds where in the text each token begins. Which
+    tokens are reasoning, and which have logprobs, does not depend on how many tokens arrived at
+    once. `draw`: chooses the characters of ids.
     """
 
     def __init__(
@@ -246,6 +247,7 @@ class ResponseOutput:
         self._starts: list[int] = []  # character offsets of tokens that may be reasoning
         self._num_chars = 0
         self.items: list[Json] = []
+        self.finding = plan.new_finding()
         self.end_reason = ""
 
     @property
@@ -266,6 +268,7 @@ class ResponseOutput:
         if delta.end is not None:
             parts += self._parser.finish()
             self.end_reason = delta.end.reason
+        self.finding.add(parts)
         for part in parts:
             yield from self._take(part)
         if delta.end is not None:

@@ -144,6 +144,9 @@ class Choice(Protocol):
     def whole(self) -> Json:
         """Returns the complete choice as JSON."""
 
+    async def end_fields(self) -> Json:
+        """Returns further fields of the ended choice, which take time to find."""
+
     def extra_fields(self) -> Json:
         """Returns the answer's further fields. Called for the first choice only."""
 
@@ -203,7 +206,10 @@ class ChoiceAnswer:
             while event is not None:
                 if isinstance(event, Delta):
                     count = counts.of_event(len(event.token_ids))
-                    for chunk in self.choices[event.index].chunks(event):
+                    chunks = self.choices[event.index].chunks(event)
+                    if event.end is not None:
+                        chunks[-1] |= await self.choices[event.index].end_fields()
+                    for chunk in chunks:
                         yield {**start, "choices": [chunk], **count}
                 elif (last := counts.last(event)) is not None:
                     yield {**start, **last}
@@ -218,7 +224,8 @@ class ChoiceAnswer:
                 else:
                     totals = event
         more = {"usage": usage(totals), **self.choices[0].extra_fields()}
-        whole = (choice.whole() for choice in self.choices)
+        ends = [await choice.end_fields() for choice in self.choices]
+        whole = (choice.whole() | end for choice, end in zip(self.choices, ends, strict=True))
         return await listed_answer(self._head(self.kind.whole), "choices", whole, more)
 
     async def _events(self) -> AsyncGenerator[Delta | Totals, None]:

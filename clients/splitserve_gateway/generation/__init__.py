@@ -4,7 +4,7 @@ from splitserve_gateway.generation.chat_requests import (
     ChatGeneration,
     chat_generation,
     chat_request,
-    checked_grammar,
+    completion_plan,
     tools_of,
 )
 from splitserve_gateway.generation.choices import (
@@ -109,11 +109,11 @@ __all__ = [
     "chat_request",
     "check_chars",
     "check_generates",
-    "checked_grammar",
     "classifies",
     "compare",
     "compares",
     "completion_fields",
+    "completion_plan",
     "compute_vectors",
     "embeds",
     "encode_chat",

@@ -26,7 +26,6 @@ from splitserve_gateway.grammars import (
     GrammarRefused,
     RequestedGrammar,
     ToolUse,
-    as_sent,
     plan_answer,
     requested_grammar,
     tool_use,
@@ -61,7 +60,6 @@ from splitserve_gateway.schemas import (
 )
 from splitserve_gateway.upstreams import ServedByScheduler
 from splitserve_text import (
-    Grammar,
     OutputFormat,
     ReasoningState,
     SamplingParams,
@@ -284,20 +282,15 @@ async def answer_plan(
     return plan
 
 
-async def checked_grammar(serving: Serving, body: SamplingFields) -> Grammar | None:
-    """Returns the checked grammar that `body` asks for; None without one.
-
-    Ignores tools and reasoning.
-    Raises ApiError.
-    """
+async def completion_plan(serving: Serving, body: SamplingFields) -> AnswerPlan:
+    """Returns the plan of an answer without tools and reasoning to `body`. Raises ApiError."""
     checker = serving.checker_for(body.user)
     with _refusals():
-        requested = await _requested(body)
-        if requested is None:
-            return None
-        checked = await checker.check_requested(requested)
-        body.add_ignored(checked.ignored)
-        return await checker.check(requested.field, as_sent(checked.grammar))
+        plan = await plan_answer(
+            checker, AnswerRules(OutputFormat(None, None), await _requested(body))
+        )
+    body.add_ignored(plan.ignored)
+    return plan
 
 
 async def _requested(body: SamplingFields) -> RequestedGrammar | None:

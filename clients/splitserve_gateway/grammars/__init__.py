@@ -3,15 +3,14 @@
 Text only, no web.
 """
 
+from splitserve_gateway.grammars.answer_check import AnswerCheck, AnswerFinding
 from splitserve_gateway.grammars.answer_plan import AnswerPlan, AnswerRules, plan_answer
 from splitserve_gateway.grammars.check_process import CheckProcess
 from splitserve_gateway.grammars.checker import (
     ANY_OBJECT,
     CheckedGrammar,
-    CheckerLimits,
     Gbnf,
     GrammarChecker,
-    GrammarCheckUnavailable,
     GrammarRefused,
     RequestedGrammar,
     Source,
@@ -25,12 +24,15 @@ from splitserve_gateway.grammars.json_schemas import (
     compilable,
     looser,
 )
-from splitserve_gateway.grammars.tools import ToolUse, as_sent, tool_use
+from splitserve_gateway.grammars.tools import ToolUse, tool_use
+from splitserve_gateway.grammars.trials import CheckerLimits, GrammarCheckUnavailable
 
 __all__ = [
     "ANY_OBJECT",
     "ENFORCED_FORMATS",
     "NOT_COMPILED",
+    "AnswerCheck",
+    "AnswerFinding",
     "AnswerPlan",
     "AnswerRules",
     "CheckProcess",
@@ -45,7 +47,6 @@ __all__ = [
     "Source",
     "TenantChecker",
     "ToolUse",
-    "as_sent",
     "compilable",
     "looser",
     "plan_answer",

@@ -1,4 +1,4 @@
-"""Process that tries grammars for an event loop."""
+"""Process that tries grammars, or checks answers, for an event loop."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from splitserve_grammars import GrammarTrialResult, GrammarTrials, trial_command
+from splitserve_grammars import GrammarTrialResult, GrammarTrials, TrialKind, trial_command
 
 
 class CheckProcess:
     """Tries one grammar at a time in a process, which the first trial starts."""
 
-    def __init__(self, max_address_bytes: int, max_wall_s: float) -> None:
+    def __init__(
+        self, max_address_bytes: int, max_wall_s: float, kind: TrialKind = "grammar"
+    ) -> None:
         """Prepares the process.
 
-        `max_wall_s`: a trial is given up after this, even on a busy machine.
+        `max_wall_s`: a trial is given up after this, even on a busy machine. `kind`: what it tries.
         """
-        self._trials = GrammarTrials(trial_command(max_address_bytes), max_wall_s)
+        self._trials = GrammarTrials(trial_command(max_address_bytes, kind=kind), max_wall_s)
         self._thread = ThreadPoolExecutor(1, "grammar-check")
 
     async def ask(self, kind: str, texts: Sequence[str], max_cpu_s: float) -> GrammarTrialResult:

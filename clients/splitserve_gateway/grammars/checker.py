@@ -1,34 +1,25 @@
-"""Grammars of requests: which grammar a request asks for, and whether it compiles.
-
-Compilation runs in separate processes, which can be killed.
-"""
+"""Grammars of requests: which grammar a request asks for, and whether it compiles."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import json
-import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from splitserve_common import parse_json
-from splitserve_gateway.grammars.check_process import CheckProcess
 from splitserve_gateway.grammars.json_schemas import compilable, looser
-from splitserve_gateway.sharing import FairQueue
+from splitserve_gateway.grammars.trials import (
+    CheckerLimits,
+    FairTrials,
+    GrammarCheckUnavailable,
+)
 from splitserve_grammars import (
-    FIRST_TRIAL_CPU_S,
-    MAX_ADDRESS_BYTES,
     MAX_CHOICES,
-    MAX_COMPILE_CPU_S,
     MAX_GRAMMAR_BYTES,
-    MAX_TRIAL_WALL_S,
-    GrammarTrialResult,
-    TrialTooSlow,
-    TrialUnavailable,
-    encode_task,
+    NOT_CHECKED,
+    TOO_LARGE,
+    TOO_SLOW,
 )
 from splitserve_text import (
     Choices,
@@ -38,55 +29,22 @@ from splitserve_text import (
     Regex,
 )
 
-_MAX_SHARE = 4  # a tenant may have one in four of the waiting checks
 _TOO_DEEP = "is nested too deeply"
-_BROKEN = "the grammar could not be checked"
-
-_log = logging.getLogger(__name__)
-
-
-class GrammarCheckUnavailable(Exception):
-    """Grammars cannot be checked now; nothing is known about this grammar."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckerLimits:
-    """Bounds on grammar checks, in seconds, counts and bytes.
-
-    `first_cpu_s`: CPU time of a grammar's first trial; slower grammars are tried again with
-    `max_cpu_s`.
-    """
-
-    max_waiting: int = 256
-    first_cpu_s: float = FIRST_TRIAL_CPU_S
-    max_cpu_s: float = MAX_COMPILE_CPU_S
-    max_address_bytes: int = MAX_ADDRESS_BYTES
-    max_wall_s: float = MAX_TRIAL_WALL_S
-    max_cached: int = 1024
-    max_cached_bytes: int = 8 << 20
 
 
 class GrammarChecker:
-    """Checks that grammars compile, each content once.
+    """Checks that grammars compile, each content once, and finished answers against schemas.
 
-    Checks run in two lanes with a process each. First trials are short, so a quick grammar waits
-    only for other first trials. Tenants take turns in both lanes.
-
-    A check does not show whether the model's tokens can spell the grammar, whether special tokens
-    that it names exist, or how many states the grammar has while an answer is generated. An
-    executor that finds such a fault fails the request.
+    A check of a grammar does not show whether the model's tokens can spell it, whether special
+    tokens that it names exist, or how many states it has while an answer is generated. An executor
+    that finds such a fault fails the request.
     """
 
     def __init__(self, limits: CheckerLimits | None = None) -> None:
         """Starts no process; the first check does."""
-        self._limits = limits or CheckerLimits()
-        self._cache: OrderedDict[bytes, GrammarTrialResult] = OrderedDict()
-        self._cached_bytes = 0
-        self._checks: dict[bytes, _Check] = {}
-        second = _Lane(self._limits, self._limits.max_cpu_s)
-        self._lanes = (_Lane(self._limits, self._limits.first_cpu_s, second), second)
-        self._workers: list[asyncio.Task[None]] = []
-        self._is_closed = False
+        limits = limits or CheckerLimits()
+        self._grammars = FairTrials(limits)
+        self._answers = FairTrials(limits, "answer")
 
     async def check(self, field: str, source: Source, tenant: str = "") -> Grammar:
         """Returns `source` in a dialect of the contract, if it compiles.
@@ -99,7 +57,7 @@ class GrammarChecker:
             return source  # plain texts need no compiler
         kind, text = _kind_and_text(source)
         checked_text(field, text)
-        verdict = await self._verdict(kind, [text], tenant)
+        verdict = await self._grammars.verdict(kind, [text], tenant)
         if verdict.error:
             raise GrammarRefused(field, verdict.error)
         if not isinstance(source, Gbnf):
@@ -110,96 +68,21 @@ class GrammarChecker:
         """Returns the checker for requests of one tenant."""
         return TenantChecker(self, tenant)
 
+    async def problem(self, texts: Sequence[str], tenant: str = "") -> str | None:
+        """Returns how a finished answer breaks its schemas, or why that is unknown; None for right.
+
+        `texts`: label, schema and JSON text of each part.
+        """
+        try:
+            error = (await self._answers.verdict("answer", texts, tenant)).error
+        except GrammarCheckUnavailable as unavailable:
+            return f"{NOT_CHECKED}{unavailable}"
+        return f"{NOT_CHECKED}{error}" if error in (TOO_LARGE, TOO_SLOW) else error or None
+
     async def close(self) -> None:
         """Ends the processes and fails the checks in progress."""
-        self._is_closed = True
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
-        for lane in self._lanes:
-            await lane.process.close()
-        for check in [*self._checks.values()]:
-            self._end(check, GrammarCheckUnavailable("the grammar checker is closed"))
-
-    async def _verdict(self, kind: str, texts: Sequence[str], tenant: str) -> GrammarTrialResult:
-        key = hashlib.sha256(encode_task(kind, texts, 0)).digest()
-        found = self._cache.get(key)
-        if found is not None:
-            self._cache.move_to_end(key)
-            return found
-        check = self._checks.get(key) or self._begin(_Check(key, kind, texts, tenant))
-        check.num_callers += 1
-        try:
-            # Shielded: other callers may share the check, and its verdict is cached.
-            return await asyncio.shield(check.verdict)
-        finally:
-            check.num_callers -= 1
-            if not check.num_callers and any(
-                lane.waiting.discard(check.tenant, check) for lane in self._lanes
-            ):
-                self._end(check)
-
-    def _begin(self, check: _Check) -> _Check:
-        if self._is_closed:
-            raise GrammarCheckUnavailable("the grammar checker is closed")
-        max_waiting = self._limits.max_waiting
-        of_tenant = sum(other.tenant == check.tenant for other in self._checks.values())
-        if len(self._checks) >= max_waiting or of_tenant >= -(-max_waiting // _MAX_SHARE):
-            raise GrammarCheckUnavailable("too many grammars wait to be checked")
-        if not self._workers:
-            self._workers = [asyncio.create_task(self._work(lane)) for lane in self._lanes]
-        self._checks[check.key] = check
-        self._lanes[0].waiting.put(check.tenant, check)
-        return check
-
-    async def _work(self, lane: _Lane) -> None:
-        while True:
-            check = await lane.waiting.take()
-            try:
-                verdict = await lane.process.ask(check.kind, check.texts, lane.max_cpu_s)
-            except TrialTooSlow as error:
-                if lane.slower is None:
-                    verdict = GrammarTrialResult(str(error))
-                else:
-                    self._hand_on(check, lane.slower)
-                    continue
-            except TrialUnavailable as error:
-                self._end(check, GrammarCheckUnavailable(str(error)))
-                continue
-            except Exception:
-                # A bug fails the requests with this grammar only; the worker goes on.
-                _log.exception("grammar_checker_broken")
-                self._end(check, GrammarCheckUnavailable(_BROKEN))
-                continue
-            self._keep(check.key, verdict)
-            self._end(check, verdict)
-
-    def _hand_on(self, check: _Check, lane: _Lane) -> None:
-        if check.num_callers:
-            lane.waiting.put(check.tenant, check)
-        else:
-            self._end(check)
-
-    def _end(
-        self, check: _Check, outcome: GrammarTrialResult | GrammarCheckUnavailable | None = None
-    ) -> None:
-        if self._checks.pop(check.key, None) is None:
-            return  # already ended by `close`
-        if isinstance(outcome, GrammarTrialResult):
-            check.verdict.set_result(outcome)
-        elif outcome is None or not check.num_callers:
-            check.verdict.cancel()
-        else:
-            check.verdict.set_exception(outcome)
-
-    def _keep(self, key: bytes, verdict: GrammarTrialResult) -> None:
-        self._cache[key] = verdict
-        self._cached_bytes += _size(verdict)
-        while (
-            len(self._cache) > self._limits.max_cached
-            or self._cached_bytes > self._limits.max_cached_bytes
-        ):
-            self._cached_bytes -= _size(self._cache.popitem(last=False)[1])
+        await self._grammars.close()
+        await self._answers.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,48 +96,34 @@ class TenantChecker:
         """Checks a grammar as `GrammarChecker.check` does, in turns of this tenant."""
         return await self.checker.check(field, source, self.tenant)
 
+    async def problem(self, texts: Sequence[str]) -> str | None:
+        """Checks a finished answer as `GrammarChecker.problem` does, in turns of this tenant."""
+        return await self.checker.problem(texts, self.tenant)
+
     async def check_requested(self, requested: RequestedGrammar) -> CheckedGrammar:
         """Checks a requested grammar, and looser forms of a schema that need not hold entirely.
 
+        The loosest allows any object, or any value, where the schema takes too long to compile.
         Raises GrammarRefused, which names what is wrong with the schema itself, and
         GrammarCheckUnavailable.
         """
         field = requested.field
         try:
             return CheckedGrammar(await self.check(field, requested.source))
-        except GrammarRefused:
-            for form in looser(requested.loose_schema or {}):
+        except GrammarRefused as refused:
+            loose_schema = requested.loose_schema
+            if loose_schema is None:
+                raise
+            for form in looser(loose_schema):
                 with suppress(GrammarRefused):
                     source = JsonSchema(json_text(field, form.schema))
                     ignored = tuple(f"{field}.{path}" for path in form.ignored)
-                    return CheckedGrammar(await self.check(field, source), ignored)
-            raise
-
-
-class _Check:
-    """Grammar that waits for a trial or is in one. `tenant`: the first that asked."""
-
-    def __init__(self, key: bytes, kind: str, texts: Sequence[str], tenant: str) -> None:
-        self.key = key
-        self.kind = kind
-        self.texts = texts
-        self.tenant = tenant
-        self.num_callers = 0
-        self.verdict: asyncio.Future[GrammarTrialResult] = (
-            asyncio.get_running_loop().create_future()
-        )
-
-
-class _Lane:
-    """Queue of checks and their process. `slower`: lane for checks that take too long here."""
-
-    def __init__(
-        self, limits: CheckerLimits, max_cpu_s: float, slower: _Lane | None = None
-    ) -> None:
-        self.max_cpu_s = max_cpu_s
-        self.slower = slower
-        self.process = CheckProcess(limits.max_address_bytes, limits.max_wall_s)
-        self.waiting: FairQueue[_Check] = FairQueue()
+                    grammar = await self.check(field, source)
+                    return CheckedGrammar(grammar, ignored, json_text(field, loose_schema))
+            if refused.message not in (TOO_LARGE, TOO_SLOW):
+                raise
+            loosest = ANY_OBJECT if loose_schema.get("type") == "object" else JsonSchema("{}")
+            return CheckedGrammar(loosest, (field,), json_text(field, loose_schema))
 
 
 def _kind_and_text(source: JsonSchema | Regex | Lark | Gbnf) -> tuple[str, str]:
@@ -267,10 +136,6 @@ def _kind_and_text(source: JsonSchema | Regex | Lark | Gbnf) -> tuple[str, str]:
             return "lark", text
         case Gbnf(text):
             return "gbnf", text
-
-
-def _size(verdict: GrammarTrialResult) -> int:
-    return 200 + 4 * len(verdict.error) + 4 * len(verdict.lark)
 
 
 # -- Grammar fields of requests, in OpenAI's and vLLM's forms --------------------------------------
@@ -311,10 +176,15 @@ class RequestedGrammar:
 
 @dataclass(frozen=True, slots=True)
 class CheckedGrammar:
-    """Grammar that compiles. `ignored`: paths of parts of its schema that it does not enforce."""
+    """Grammar that compiles.
+
+    `ignored`: paths of parts of its schema that it does not enforce. `unenforced`: that schema
+    as JSON text; None if the grammar enforces it.
+    """
 
     grammar: Grammar
     ignored: tuple[str, ...] = ()
+    unenforced: str | None = None
 
 
 def requested_grammar(body: Mapping[str, object]) -> RequestedGrammar | None:

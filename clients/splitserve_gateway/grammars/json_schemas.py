@@ -27,6 +27,13 @@ NOT_COMPILED = frozenset(
         "propertyNames", "unevaluatedProperties", "$dynamicRef",
     }
 )  # fmt: skip
+# All keywords that restrict a value, besides formats that are annotations.
+KEYWORDS = NOT_COMPILED | {
+    "type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "properties", "required",
+    "additionalProperties", "patternProperties", "minProperties", "maxProperties", "items",
+    "prefixItems", "additionalItems", "minItems", "maxItems", "minLength", "maxLength", "pattern",
+    "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+}  # fmt: skip
 _SIZES = ("minProperties", "maxProperties")
 # Keywords whose value is a schema, a list of schemas, or an object of schemas.
 _SCHEMAS = ("items", "additionalItems", "additionalProperties", "contains", "propertyNames", "not",
@@ -43,7 +50,7 @@ def compilable(schema: Json) -> Json:
 
     Raises RecursionError for a schema that is nested too deeply.
     """
-    return _changed(schema, "", lambda each, _: _simplified(each))
+    return changed(schema, "", lambda each, _: _simplified(each))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +79,12 @@ def looser(schema: Json) -> Iterator[LooserSchema]:
             ignored += [path + key for key in each if key not in left]
             return left
 
-        made = _changed(schema, "", change)
+        made = changed(schema, "", change)
         if ignored:
             yield LooserSchema(made, tuple(ignored))
 
 
-def _changed(schema: Json, path: str, change: Change) -> dict[str, object]:
+def changed(schema: Json, path: str, change: Change) -> dict[str, object]:
     """Returns `schema` with `change` applied to it and then to the schemas within it.
 
     `path`: of the schema, empty or with a dot at its end.
@@ -86,15 +93,15 @@ def _changed(schema: Json, path: str, change: Change) -> dict[str, object]:
     for key, value in made.items():
         inside = f"{path}{key}."
         if key in _SCHEMAS and isinstance(value, dict):
-            made[key] = _changed(value, inside, change)
+            made[key] = changed(value, inside, change)
         elif key in _LISTS and isinstance(value, list):
             made[key] = [
-                _changed(each, f"{inside}{index}.", change) if isinstance(each, dict) else each
+                changed(each, f"{inside}{index}.", change) if isinstance(each, dict) else each
                 for index, each in enumerate(value)
             ]
         elif key in _OBJECTS and isinstance(value, dict):
             made[key] = {
-                name: _changed(each, f"{inside}{_named(name)}.", change)
+                name: changed(each, f"{inside}{_named(name)}.", change)
                 if isinstance(each, dict)
                 else each
                 for name, each in value.items()
@@ -223,7 +230,7 @@ def _without_look_ahead(pattern: str, both: object) -> dict[str, object]:
         rest = f"^{rest[end:]}"
     if (
         rest == pattern
-        or _has_alternatives(rest)
+        or has_alternatives(rest)
         or any(map(_REFUSED_PATTERN.search, [*ahead, rest]))
     ):
         return {}
@@ -231,6 +238,11 @@ def _without_look_ahead(pattern: str, both: object) -> dict[str, object]:
         return {"pattern": rest}
     others = both if isinstance(both, list) else []
     return {"pattern": rest, "allOf": [*others, *({"pattern": each} for each in ahead)]}
+
+
+def is_refused_pattern(pattern: str) -> bool:
+    """Returns whether `pattern` has look-around, or references to groups."""
+    return _REFUSED_PATTERN.search(pattern) is not None
 
 
 def _end_of_group(pattern: str, start: int) -> int | None:
@@ -243,7 +255,7 @@ def _end_of_group(pattern: str, start: int) -> int | None:
     return None
 
 
-def _has_alternatives(pattern: str) -> bool:
+def has_alternatives(pattern: str) -> bool:
     """Returns whether `pattern` has alternatives outside of groups."""
     depth = 0
     for part in _PART.finditer(pattern):

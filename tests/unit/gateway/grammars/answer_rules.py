@@ -42,7 +42,23 @@ WRITTEN = {
     "mistral": '[TOOL_CALLS][{"name": "point", "arguments": {"x": 1}}]',
     "mistral_args": '[TOOL_CALLS]point[ARGS]{"x": 1}',
     "json": '{"name": "point", "arguments": {"x": 1}}',
-    "qwen3_coder": '<tool_call>\n{"name": "point", "arguments": {"x": 1}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=point>\n<parameter=x>\n1\n</parameter>\n</function>\n"
+    "</tool_call>",
+    "glm": "<tool_call>point\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+    "hunyuan": "<tool_calls>\n<tool_call>point<tool_sep>\n<arg_key>x</arg_key>\n"
+    "<arg_value>1</arg_value>\n</tool_call>\n</tool_calls>",
+    "minimax": '<minimax:tool_call>\n<invoke name="point">\n<parameter name="x">1</parameter>\n'
+    "</invoke>\n</minimax:tool_call>",
+    "seed_oss": "<seed:tool_call>\n<function=point>\n<parameter=x>1</parameter>\n</function>\n"
+    "</seed:tool_call>",
+    "deepseek_dsml": "<｜DSML｜function_calls>\n"  # noqa: RUF001
+    '<｜DSML｜invoke name="point">\n'  # noqa: RUF001
+    '<｜DSML｜parameter name="x" string="false">1</｜DSML｜parameter>\n'  # noqa: RUF001
+    "</｜DSML｜invoke>\n</｜DSML｜function_calls>",  # noqa: RUF001
+    "olmo3": "<function_calls>point(x=1)</function_calls>",
+    "gemma3": "```tool_code\npoint(x=1)\n```",
+    "gemma4": "<|tool_call>call:point{x:1}<tool_call|>",
+    "functiongemma": "<start_function_call>call:point{x:1}<end_function_call>",
     "llama4": '{"name": "point", "parameters": {"x": 1}}',
     "function_tag": '<function=point>{"x": 1}</function>',
     "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>point"  # noqa: RUF001

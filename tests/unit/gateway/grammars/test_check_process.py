@@ -90,7 +90,7 @@ def test_children_of_a_process_end_with_it(
 ) -> None:
     pid_file = tmp_path / "pid"
     command = [sys.executable, "-c", KEEPS_PIPES, str(pid_file)]
-    monkeypatch.setattr(check_process, "trial_command", lambda *_: command)
+    monkeypatch.setattr(check_process, "trial_command", lambda *_, **__: command)
 
     async def ask_and_kill() -> None:
         process = CheckProcess(MAX_ADDRESS_BYTES, 3600)

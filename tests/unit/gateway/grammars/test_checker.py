@@ -166,7 +166,7 @@ def children() -> set[int]:
 
 
 def checking() -> set[asyncio.Task[object]]:
-    return {task for task in asyncio.all_tasks() if "GrammarChecker" in repr(task.get_coro())}
+    return {task for task in asyncio.all_tasks() if "FairTrials" in repr(task.get_coro())}
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -217,7 +217,7 @@ async def test_nothing_is_known_of_a_grammar_when_no_process_answers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     command = failing_first(tmp_path, NUM_TRIES)
-    monkeypatch.setattr(check_process, "trial_command", lambda *_: command)
+    monkeypatch.setattr(check_process, "trial_command", lambda *_, **__: command)
     checker = GrammarChecker(CheckerLimits(max_cpu_s=60))
     with pytest.raises(GrammarCheckUnavailable):
         await checker.check("field", Regex("b"))
@@ -236,3 +236,26 @@ async def test_waiting_grammars_are_turned_away_when_it_closes() -> None:
 
     results = await asyncio.gather(slow, waiting, return_exceptions=True)
     assert [type(result) for result in results] == [GrammarCheckUnavailable] * 2
+
+
+async def test_answer_is_not_checked_for_long_when_a_pattern_backtracks(
+    checker: GrammarChecker,
+) -> None:
+    """A regular expression of the caller may take hours."""
+    limits = CheckerLimits(first_cpu_s=0.1, max_cpu_s=0.1)
+    impatient = GrammarChecker(limits)
+    texts = ["", '{"pattern": "^(a+)+$"}', f'"{"a" * 50}b"']
+    found = await impatient.problem(texts)
+    await impatient.close()
+
+    assert found == "not checked: it takes too much processor time"
+    assert await checker.problem(["", '{"pattern": "^a+$"}', '"ab"']) is not None
+    assert await checker.problem(["", '{"pattern": "^a+$"}', '"a"']) is None
+
+
+async def test_answer_is_not_checked_when_no_process_answers() -> None:
+    closed = GrammarChecker()
+    await closed.close()
+    found = await closed.problem(["", "{}", "1"])
+
+    assert found == "not checked: the grammar checker is closed"

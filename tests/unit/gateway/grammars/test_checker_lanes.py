@@ -14,8 +14,8 @@ from splitserve_gateway.grammars import (
     CheckProcess,
     GrammarChecker,
     GrammarCheckUnavailable,
+    trials,
 )
-from splitserve_gateway.grammars import checker as checker_module
 from splitserve_grammars import GrammarTrialResult, TrialTooSlow
 from splitserve_text import Grammar, Regex
 
@@ -64,11 +64,12 @@ async def settle() -> None:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def held(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HeldChecker]:
-    processes = [HeldProcess(), HeldProcess()]
+    # Of grammars, then of answers, which these tests do not check.
+    processes = [HeldProcess() for _ in range(4)]
     made = iter(processes)
-    monkeypatch.setattr(checker_module, "CheckProcess", lambda *_: next(made))
-    checker = GrammarChecker()
-    second, first = processes
+    monkeypatch.setattr(trials, "CheckProcess", lambda *_: next(made))
+    checker = GrammarChecker(CheckerLimits(max_cached=2))
+    second, first, *_ = processes
     yield HeldChecker(checker, first, second)
     await checker.close()
 
@@ -141,7 +142,6 @@ async def test_others_are_tried_when_trying_one_raises_what_nobody_expects(
 async def test_only_the_latest_verdicts_are_kept(held: HeldChecker) -> None:
     for _ in range(8):
         held.first.gate.release()
-    held.checker._limits = CheckerLimits(max_cached=2)
     for index in (0, 1, 2, 3, 3, 2, 0):
         await held.checker.check("field", Regex(f"a{index}"))
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, SecretStr, conlist
 from splitserve_gateway.grammars import (
     ENFORCED_FORMATS,
     NOT_COMPILED,
+    CheckerLimits,
     GrammarChecker,
     GrammarRefused,
     RequestedGrammar,
@@ -269,6 +270,28 @@ async def test_schema_is_refused_when_no_looser_form_compiles(
     with pytest.raises(GrammarRefused) as refused:
         await checker.of("").check_requested(requested({"response_format": form}))
     assert refused.value.field == "response_format.json_schema.schema"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("kind", "is_object"), [("object", True), (["object", "null"], False)])
+async def test_schema_is_left_to_the_check_when_it_takes_too_long(
+    kind: object, is_object: bool
+) -> None:
+    slow = {"type": "integer", "multipleOf": 9999991}
+    schema = {"type": kind, "properties": {"n": slow}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    checker = GrammarChecker(CheckerLimits(first_cpu_s=0.1, max_cpu_s=0.1))
+    found = await checker.of("").check_requested(requested({"response_format": form}))
+    form["json_schema"]["strict"] = True  # type: ignore[index]
+    with pytest.raises(GrammarRefused, match="processor time"):
+        await checker.of("").check_requested(requested({"response_format": form}))
+    await checker.close()
+
+    assert found.ignored == ("response_format.json_schema.schema",)
+    assert found.unenforced is not None
+    assert json.loads(found.unenforced) == schema
+    assert accepts(found.grammar, '{"n": 1}')
+    assert accepts(found.grammar, "null") is not is_object
 
 
 @pytest.mark.asyncio(loop_scope="module")

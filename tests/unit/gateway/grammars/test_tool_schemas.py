@@ -80,8 +80,14 @@ async def test_refused_schemas_cost_no_more_when_there_are_many() -> None:
 async def test_schemas_are_any_object_when_they_are_too_large_together(
     checker: GrammarChecker,
 ) -> None:
-    large = {"type": "object", "properties": {"a": {"enum": ["x" * 20_000]}}, "required": ["a"]}
-    many: dict[str, Any] = {f"f{index}": large for index in range(5)}
+    many: dict[str, Any] = {
+        f"f{index}": {
+            "type": "object",
+            "properties": {"a": {"enum": [str(index) * 20_000]}},
+            "required": ["a"],
+        }
+        for index in range(5)
+    }
     grammar = await grammar_of(checker, rules("json", use_of(tools(**many), "required", None)))
 
     assert accepts(grammar, '[{"name": "f3", "arguments": {}}]')
