@@ -23,8 +23,8 @@ OTHERWISE = {
     "Qwen3-Coder without the outer tag", "Llama 3.1 with python_tag", "Llama 3.1, built-in tools",
     "Llama 4 with python_start", "Llama 4 in JSON", "Functionary", "Mistral v3", "Mistral v13",
     "Kimi K2", "MiniMax M1", "Phi-4-mini, functools", "Granite 20B", "Command R7B, Command A",
-    "Command R", "InternLM 2", "ERNIE 4.5", "GigaChat 3", "GigaChat 3.1", "fence of JSON",
-    "JSON as in OpenAI's API", "gpt-oss",
+    "Command R", "Command R, as its template writes past calls", "InternLM 2", "ERNIE 4.5",
+    "GigaChat 3", "GigaChat 3.1", "fence of JSON", "JSON as in OpenAI's API", "gpt-oss",
 }  # fmt: skip
 SPELLED = [family for family in FAMILIES if family not in OTHERWISE]
 TAGS = ("qwen3_coder", "seed_oss", "minimax", "deepseek_dsml", "glm", "hunyuan")
