@@ -69,6 +69,17 @@ OF_EACH: dict[str, list[tuple[Json, str | None]]] = {
         ({"stream_options": None, "response_format": {"type": "text", "json_schema": None}}, None),
     ],
     RESPONSE: [
+        ({"client_metadata": {"thread_id": "a"}}, "client_metadata"),
+        (
+            {
+                "tools": [
+                    {"type": "function", **FUNCTION},
+                    {"type": "namespace", "name": "n", "tools": [{"type": "function"}]},
+                    {"type": "web_search", "external_web_access": True},
+                ]
+            },
+            "tools.namespace, tools.web_search",
+        ),
         ({"truncation": "auto"}, "truncation"),
         ({"truncation": "disabled"}, None),
         ({"text": {"verbosity": "high"}}, "text.verbosity"),
@@ -117,6 +128,14 @@ async def test_request_is_accepted_when_clients_send_unused_fields(
     for is_stream in (False, True):
         body = {**PLAIN[path], **fields, "stream": is_stream}
         assert ignored_of(await gateway.http.post(path, json=body)) == ignored
+
+
+async def test_tool_at_fault_is_named_when_others_are_ignored(gateway: RunningGateway) -> None:
+    tools = [{"type": "web_search"}, {"type": "function", "name": "f", "parameters": {"type": 7}}]
+    body = {**PLAIN[RESPONSE], "tools": tools, "tool_choice": "required"}
+    assert (await gateway.refusal(RESPONSE, body))["param"].startswith("tools.1.")
+    body["tools"] = [{"type": "code_interpreter"}]
+    assert (await gateway.refusal(RESPONSE, body))["param"] == "tools.0.type"
 
 
 @pytest.mark.parametrize(

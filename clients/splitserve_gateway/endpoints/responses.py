@@ -109,7 +109,7 @@ async def _answer(gateway: Gateway, body: ResponsesRequest) -> _Answer:
         message = "top_logprobs requires message.output_text.logprobs in include"
         raise invalid(message, "top_logprobs")
     chat = await asyncio.to_thread(chat_request, body)
-    fields = response_fields(chat)
+    fields = response_fields(body, chat)
     generation = await start_chat(gateway, chat, fields)
     body.add_ignored([renamed(path, fields) for path in generation.plan.ignored])
     request = generation.request
@@ -144,7 +144,7 @@ def _head(body: ResponsesRequest, request: TextRequest) -> Json:
         "tool_choice": (choice or "auto")
         if isinstance(choice, str | None)
         else choice.model_dump(),
-        "tools": [tool.model_dump(include=_TOOL_FIELDS) for tool in body.tools or ()],
+        "tools": [tool.model_dump(include=_TOOL_FIELDS) for tool in body.own_tools.values()],
         "background": False,
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": None,

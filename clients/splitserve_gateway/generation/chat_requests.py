@@ -46,6 +46,7 @@ from splitserve_gateway.schemas import (
     FunctionCall,
     FunctionDefinition,
     FunctionOutput,
+    HostedTool,
     Item,
     Message,
     NamedFunction,
@@ -127,13 +128,15 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
     the chat is generated.
     """
     shared = {name: getattr(body, name) for name in _SAMPLING}
+    hosted = [tool for tool in body.tools or () if isinstance(tool, HostedTool)]
+    body.add_ignored([f"tools.{tool.type}" for tool in hosted])
     return ChatRequest.model_construct(
         **shared,
         messages=_messages(body),
         max_completion_tokens=body.max_output_tokens,
         logprobs=body.wants_logprobs,
         top_logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
-        tools=list(map(_tool, body.tools or ())),
+        tools=list(map(_tool, body.own_tools.values())),
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_response_format(body),

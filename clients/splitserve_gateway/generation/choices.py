@@ -33,6 +33,7 @@ from splitserve_gateway.schemas import (
     GRAMMAR_FIELDS,
     ChatRequest,
     CompletionRequest,
+    ResponsesRequest,
     SamplingFields,
 )
 from splitserve_gateway.upstreams import ServedByScheduler, Upstream, UpstreamRequest
@@ -364,10 +365,16 @@ def chat_fields(body: ChatRequest) -> FieldNames:
     return names
 
 
-def response_fields(chat: ChatRequest) -> FieldNames:
-    """Returns the Responses API field names for a request converted to `chat`."""
+def response_fields(body: ResponsesRequest, chat: ChatRequest) -> FieldNames:
+    """Returns the Responses API field names for `body`, which was converted to `chat`."""
     field = _grammar_field(chat)
-    return {**RESPONSE_FIELDS, "grammar": RESPONSE_FIELDS.get(field, field)}
+    # A chat lacks tools that the caller does not run.
+    moved = {
+        f"tools.{index}.function": f"tools.{own}"
+        for index, own in enumerate(body.own_tools)
+        if index != own
+    }
+    return {**moved, **RESPONSE_FIELDS, "grammar": RESPONSE_FIELDS.get(field, field)}
 
 
 def _grammar_field(body: SamplingFields) -> str:

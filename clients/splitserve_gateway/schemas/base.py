@@ -213,6 +213,7 @@ class IgnoredFields(ClientFields):
     service_tier: Ignored = None
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
+    client_metadata: Ignored = None
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
     prediction: Ignored = None

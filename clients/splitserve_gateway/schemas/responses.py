@@ -34,6 +34,7 @@ from splitserve_gateway.schemas.chat import (
 from splitserve_gateway.schemas.sampling import (
     MAX_TOOLS,
     TEXT_FORMAT,
+    AnyResponseTool,
     ResponseTool,
     ResponseToolChoice,
     SamplingFields,
@@ -204,7 +205,7 @@ class ResponsesRequest(ThinkingFields, SamplingFields):
     ) = None
     text: TextFields | None = None
     reasoning: ReasoningFields | None = None
-    tools: Annotated[list[ResponseTool], at_most(MAX_TOOLS)] | None = None
+    tools: Annotated[list[AnyResponseTool], at_most(MAX_TOOLS)] | None = None
     tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: Flag = True
     truncation: _Truncation = None
@@ -232,6 +233,12 @@ class ResponsesRequest(ThinkingFields, SamplingFields):
     echo: Refused = None
     return_token_ids: Refused = None
     return_tokens_as_token_ids: Refused = None
+
+    @property
+    def own_tools(self) -> dict[int, ResponseTool]:
+        """Tools that the caller runs, by their positions in `tools`."""
+        tools = enumerate(self.tools or ())
+        return {index: tool for index, tool in tools if isinstance(tool, ResponseTool)}
 
     @property
     def wants_logprobs(self) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import Discriminator, Field, Tag, WithJsonSchema, create_model
+from pydantic import ConfigDict, Discriminator, Field, Tag, WithJsonSchema, create_model
 
 from splitserve_contract import PARAMETERS
 from splitserve_gateway.schemas.base import (
@@ -170,6 +170,27 @@ class ResponseTool(ApiRequest):
     is_async: Annotated[
         Literal[False] | None, Field(alias="async", description="Refused if true.")
     ] = None
+
+
+class HostedTool(ApiRequest):
+    """Tool that OpenAI's server runs. Agents offer it unasked: the model is not told of it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal[
+        "web_search", "web_search_preview", "image_generation", "tool_search", "namespace"
+    ]
+
+
+def _kind_of_tool(value: object) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return "<hosted>" if kind in get_args(HostedTool.model_fields["type"].annotation) else "<own>"
+
+
+AnyResponseTool = Annotated[
+    Annotated[ResponseTool, Tag("<own>")] | Annotated[HostedTool, Tag("<hosted>")],
+    Discriminator(_kind_of_tool),
+]
 
 
 class ResponseToolName(ApiRequest):

@@ -48,6 +48,7 @@ NODE_PACKAGES = {
     "vercel_ai": ["ai", "@ai-sdk/openai-compatible", "zod"],
     "promptfoo": ["promptfoo"],
     "claude_code": ["@anthropic-ai/claude-code"],
+    "codex": ["@openai/codex"],
 }
 # They install 6 and 2 GB.
 _BY_NAME_ALONE = frozenset({"guidellm", "promptfoo"})
