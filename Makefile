@@ -109,7 +109,7 @@ TIER ?= quick
 TESTS ?=
 test-all:
 	@$(MAKE) --no-print-directory test TIER=all
-test: $(READY) $(CLIENTS) $(AGENTS) $(NODE) $(if $(filter all,$(TIER)),$(TRANSFORMERS) $(GUIDELLM))
+test: $(READY) $(CLIENTS) $(NODE) $(if $(filter all,$(TIER)),$(TRANSFORMERS) $(AGENTS) $(GUIDELLM))
 	@failed=0; said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
 	$(if $(TESTS),true,$(MAKE) $(SIDE_BY_SIDE) lint) >"$$said" 2>&1 & \
 	$(PYTEST) $(if $(filter all,$(TIER)),,-m 'not thorough') $(TESTS) || failed=1; \

@@ -1,6 +1,6 @@
 """Faults of the figures of `splitserve bench`.
 
-All but the last change figures that are also compared with GuideLLM's: `--killer
+GuideLLM finds each of them, too, where it is installed: run_mutant's `--killer
 tests/clients/test_bench_figures.py::test_bench_figures_are_those_of_guidellm_under_the_same_load`.
 """
 
