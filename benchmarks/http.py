@@ -66,7 +66,7 @@ def stack(
         for name, command in commands.items()
     }
     try:
-        _wait_until_ready(http, tls)
+        wait_until_ready(http, tls)
         yield http, {name: process.pid for name, process in processes.items()}
     finally:
         for process in reversed(processes.values()):
@@ -74,7 +74,8 @@ def stack(
             process.wait()
 
 
-def _wait_until_ready(http: str, tls: ssl.SSLContext | None) -> None:
+def wait_until_ready(http: str, tls: ssl.SSLContext | None = None) -> None:
+    """Waits until a gateway serves. Raises TimeoutError."""
     url = f"{'http' if tls is None else 'https'}://{http}/health/ready"
     end = time.monotonic() + _START_S
     while True:

@@ -74,6 +74,12 @@ def _results(output: str) -> list[dict[str, Any]]:
             marks=pytest.mark.thorough("a process for each way; `wire` stays"),
         ),
         pytest.param(
+            "gateway_parsing",
+            "--base HEAD --rounds 1 --requests 2",
+            {"case", "figure", "ratio", "interval"},
+            marks=pytest.mark.thorough("a worktree and two gateways; `http` stays"),
+        ),
+        pytest.param(
             "ceiling",
             "--executors 1 --rows 4 --step-ms 2 --seconds 0.5 --prompt-tokens 20 --max-tokens 2",
             {"us_per_step", "us_per_request"},

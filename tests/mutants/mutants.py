@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from tests.mutants.bench_mutants import BENCH_MUTANTS
 from tests.mutants.core_mutants import CORE_MUTANTS
 from tests.mutants.mutant import HISTORIES, Mutant
 from tests.mutants.rule_mutants import RULE_MUTANTS
@@ -29,5 +30,6 @@ MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         **RULE_MUTANTS,
         **EXECUTOR_MUTANTS,
         **SERVICE_MUTANTS,
+        **BENCH_MUTANTS,
     }
 )

@@ -31,7 +31,7 @@ def benchmark(request_format: str, said: str) -> None:
         }
         arguments = [text for name, value in options.items() for text in (f"--{name}", value)]
         done = subprocess.run(
-            [Path(sys.executable).with_name("guidellm"), "run", "--disable-console", *arguments],
+            [sys.executable, "-m", "guidellm", "run", "--disable-console", *arguments],
             capture_output=True,
             text=True,
             check=False,

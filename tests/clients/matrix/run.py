@@ -91,8 +91,13 @@ def command(client: str, kind: str, folder: Path) -> list[str]:
     return [str(folder / "bin" / "python"), "-m", f"tests.clients.matrix.{client}_{kind}"]
 
 
-def outcomes(command: Sequence[str], base_url: str) -> Iterator[tuple[str, str]]:
-    """What a script writes: names of checks, and why they failed, empty if they did not."""
+def outcomes(
+    command: Sequence[str], base_url: str, packages: Sequence[Path] = ()
+) -> Iterator[tuple[str, str]]:
+    """What a script writes: names of checks, and why they failed, empty if they did not.
+
+    `packages`: folders that have some of its packages.
+    """
     done = subprocess.run(
         [*command, base_url],
         cwd=ROOT,
@@ -103,7 +108,7 @@ def outcomes(command: Sequence[str], base_url: str) -> Iterator[tuple[str, str]]
             "PROMPTFOO_CONFIG_DIR": str(ENVIRONMENTS / "promptfoo"),
             "PROMPTFOO_DISABLE_TELEMETRY": "1",
             "PROMPTFOO_DISABLE_UPDATE": "1",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(map(str, [ROOT, *packages])),
         },
         capture_output=True,
         text=True,
