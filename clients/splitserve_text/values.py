@@ -165,7 +165,7 @@ class SamplingParams(GivenSamplingValues):
 
 @dataclass(frozen=True, slots=True)
 class KeptOutput:
-    """Output that the scheduler keeps, for a client that lost its stream or takes over from it.
+    """Name under which the scheduler keeps output, for whoever resumes a broken stream.
 
     Meanings and ranges: `KeptOutput` in scheduler.proto. `duration_s`: time after the end of the
     request; None to keep nothing. `resumes`: the request goes on after the output kept under `key`.

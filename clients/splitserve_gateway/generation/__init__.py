@@ -54,7 +54,13 @@ from splitserve_gateway.generation.prompts import (
     run_off_loop,
     tokenizer_of,
 )
-from splitserve_gateway.generation.stream_places import ResumeHeaders
+from splitserve_gateway.generation.replay import cut_at, replayed
+from splitserve_gateway.generation.stream_places import (
+    EventId,
+    ResumeHeaders,
+    StreamOrigin,
+    StreamPlace,
+)
 from splitserve_gateway.generation.text_requests import (
     gathered,
     sampling_params,
@@ -88,12 +94,15 @@ __all__ = [
     "Delta",
     "EncodedPrompt",
     "Event",
+    "EventId",
     "FieldNames",
     "PromptScores",
     "RequestedAdapter",
     "ResumeHeaders",
     "Segment",
     "Serving",
+    "StreamOrigin",
+    "StreamPlace",
     "TextPairs",
     "TextRequest",
     "Totals",
@@ -115,6 +124,7 @@ __all__ = [
     "completion_fields",
     "completion_plan",
     "compute_vectors",
+    "cut_at",
     "embeds",
     "encode_chat",
     "encode_inputs",
@@ -128,6 +138,7 @@ __all__ = [
     "pools",
     "refusal",
     "renamed",
+    "replayed",
     "response_fields",
     "run_off_loop",
     "sampling_params",

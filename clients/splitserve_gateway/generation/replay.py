@@ -80,7 +80,7 @@ class _Beginning:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that the client has read has come, and the step."""
+        """Whether the step has come, and everything before it."""
         return self._found == self._ends
 
     def take(self, event: Event) -> bool:

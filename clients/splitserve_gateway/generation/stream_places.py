@@ -60,7 +60,7 @@ class StreamOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ResumeHeaders:
-    """What a caller says about ids of events.
+    """Headers of a request that concern ids of events.
 
     `takes_ids`: whether events may have ids. `last_event_id`: empty for a new stream.
     """
@@ -70,7 +70,7 @@ class ResumeHeaders:
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Self:
-        """Returns what the headers of a request say.
+        """Reads the headers of a request.
 
         Benchmarks such as `vllm bench serve` split streams by hand and fail at ids. They use the
         library aiohttp, so its users get ids only if they ask for events by the header Accept.
@@ -92,14 +92,14 @@ class Progress(NamedTuple):
     has_end: bool = False
 
     def plus(self, other: Progress) -> Progress:
-        """Returns this output and `other` after it."""
+        """Adds the tokens and the end of `other`."""
         return Progress(self.num_tokens + other.num_tokens, self.has_end or other.has_end)
 
     def __str__(self) -> str:
         return f"{self.num_tokens}{_END if self.has_end else ''}"
 
     def is_within(self, other: Progress) -> bool:
-        """Returns whether the output is a part of `other`, or all of it."""
+        """Returns whether `other` includes these tokens and this end."""
         return self.num_tokens <= other.num_tokens and (other.has_end or not self.has_end)
 
     @classmethod

@@ -136,7 +136,7 @@ class UpstreamRequest:
     async def _next(
         self, upstream: Upstream, error: SplitserveError, began_s: float
     ) -> Upstream | None:
-        """Returns the scheduler that goes on with the request after `error`; None without one.
+        """Chooses the next scheduler after `error`; None if the request ends with it.
 
         Raises ServerUnreachable.
         """

@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitserve_gateway.generation.deltas import ChoiceEnd, Delta, Event, Totals
-from splitserve_gateway.generation.replay import cut_at, replayed
-from splitserve_gateway.generation.stream_places import EventId, StreamOrigin, StreamPlace
+from splitserve_gateway.generation import (
+    ChoiceEnd,
+    Delta,
+    Event,
+    EventId,
+    StreamOrigin,
+    StreamPlace,
+    Totals,
+    cut_at,
+    replayed,
+)
 from splitserve_gateway.http import ApiError
 from splitserve_text import Finish, FinishReason, SequenceFinish, Tokens, Usage
 
