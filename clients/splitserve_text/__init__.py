@@ -61,7 +61,7 @@ from splitserve_text.template_shapes import MessageShapes
 from splitserve_text.token_texts import TokenTexts
 from splitserve_text.tokenizer import AnyPrompt, Prompt, Tokenizer, as_prompt
 from splitserve_text.tool_calls import ToolSchemas
-from splitserve_text.unknown_calls import has_unknown_calls
+from splitserve_text.unknown_calls import unread_calls
 from splitserve_text.values import (
     NO_TRACE,
     BeamSearch,
@@ -163,8 +163,8 @@ __all__ = [
     "Usage",
     "VectorTexts",
     "as_prompt",
-    "has_unknown_calls",
     "json_types",
     "make_detokenizer",
     "tool_calls_of",
+    "unread_calls",
 ]

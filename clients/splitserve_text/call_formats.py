@@ -188,7 +188,7 @@ LLAMA3_JSON = ToolCallFormat(
 )
 LLAMA4 = ToolCallFormat(
     "llama4",
-    ("<|python_start|>",),
+    ("<|python_start|><|python_end|>", "<|python_start|>"),
     PythonBody(or_json=True),
     ("<|python_end|>",),
     separators=",;",

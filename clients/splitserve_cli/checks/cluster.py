@@ -20,7 +20,7 @@ from splitserve_client import (
 )
 from splitserve_common import is_loopback
 from splitserve_contract import CONTRACT_MAJOR, CONTRACT_MINOR
-from splitserve_text import SplitserveError, Tokenizer, has_unknown_calls
+from splitserve_text import SplitserveError, Tokenizer, unread_calls
 
 _DIGEST_CHARS = 12
 _START_EXECUTOR = "start an executor with --scheduler; if it does not register, see its log"
@@ -58,14 +58,15 @@ async def check_tool_calls(read_tokenizer: Callable[[], Awaitable[Tokenizer]]) -
         tokenizer = await read_tokenizer()
     except SplitserveError:
         return []  # a model of token ids, or one whose problem the gateway reports
-    if not await asyncio.to_thread(has_unknown_calls, tokenizer):
+    assumed = await asyncio.to_thread(unread_calls, tokenizer)
+    if assumed is None:
         return []
-    meaning = "the gateway reads calls as JSON; calls in another notation reach clients as text"
+    meaning = f"the gateway reads calls as {assumed}; others reach clients as text"
     remedy = "give the gateway --tool-call-parser, or another --chat-template: docs/openai.md"
     return [
         warning(
             "tool calls",
-            "the chat template takes tools but shows no known notation of calls",
+            "the chat template writes calls in no notation that is known",
             meaning,
             remedy,
         )

@@ -40,7 +40,7 @@ from splitserve_text import (
     SpeechTokens,
     Tokenizer,
     Tokens,
-    has_unknown_calls,
+    unread_calls,
 )
 
 _POLL_S = 1.0
@@ -477,16 +477,17 @@ class Upstream:
 
     async def _check_calls(self, model: Model, tokenizer: Tokenizer) -> None:
         """Logs once per model that its chat template writes tool calls in an unknown notation."""
-        if model.digest in self._warned or not await asyncio.to_thread(
-            has_unknown_calls, tokenizer
-        ):
+        if model.digest in self._warned:
+            return
+        assumed = await asyncio.to_thread(unread_calls, tokenizer)
+        if assumed is None:
             return
         self._warned.add(model.digest)
         _log.warning(
             "tool_calls_unknown address=%s model=%r reason=%r",
             self.address,
             model.name,
-            "the chat template takes tools but shows no known notation of calls; assumed: json",
+            f"the chat template writes calls in no notation that is known; assumed: {assumed}",
         )
 
     def _note(self, served: ServedByScheduler) -> None:

@@ -14,10 +14,12 @@ from splitserve_text import (
     OutputParser,
     ParserOptions,
     Tokenizer,
-    has_unknown_calls,
+    unread_calls,
 )
+from tests.support.models.chat_templates import family_templates
 from tests.unit.text.parsing.answers import TOOLS, Answer
 
+FAMILY_TEMPLATES = family_templates()
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content or '' }}CALLS{% endfor %}"
 DECLARED = "{% if tools %}{{ tools | tojson }}{% endif %}"
 CALLS = "{% for c in m.tool_calls or [] %}WRITTEN{% endfor %}"
@@ -34,25 +36,36 @@ def tokenizer_of(written: str | None, *, response_template: object = None) -> To
 
 
 @pytest.mark.parametrize(
-    ("written", "is_unknown"),
+    ("written", "assumed"),
     [
-        (f'{{"name": "{NAME}", "arguments": {ARGUMENTS}}}', False),
-        (f'<tool_call>{{"name": "{NAME}", "arguments": {ARGUMENTS}}}</tool_call>', False),
-        (f"CALL {NAME} WITH {ARGUMENTS} END", True),
-        (None, True),
+        (f'{{"name": "{NAME}", "arguments": {ARGUMENTS}}}', None),
+        (f'<tool_call>{{"name": "{NAME}", "arguments": {ARGUMENTS}}}</tool_call>', None),
+        (f"CALL {NAME} WITH {ARGUMENTS} END", "json"),
+        (None, "json"),
+        (f"<tool_call>CALL {NAME} WITH {ARGUMENTS}</tool_call>", "hermes"),
+        ("<tool_call>a call</tool_call>", None),
     ],
 )
-def test_calls_are_unknown_when_the_template_writes_them_its_own_way(
-    written: str | None, is_unknown: bool
+def test_calls_are_unread_when_the_template_writes_them_its_own_way(
+    written: str | None, assumed: str | None
 ) -> None:
-    assert has_unknown_calls(tokenizer_of(written)) is is_unknown
+    assert unread_calls(tokenizer_of(written)) == assumed
+
+
+@pytest.mark.parametrize("name", FAMILY_TEMPLATES)
+def test_calls_of_all_families_are_read(name: str) -> None:
+    sources = {"default": FAMILY_TEMPLATES[name]}
+    templates = ChatTemplates(sources, {"bos_token": "<s>", "eos_token": "</s>"})
+    tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), templates)
+
+    assert unread_calls(tokenizer) is None
 
 
 def test_calls_are_not_unknown_when_the_template_takes_no_tools() -> None:
     templates = ChatTemplates({"default": "{{ messages[0].content }}"}, {})
     tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), templates)
 
-    assert not has_unknown_calls(tokenizer)
+    assert unread_calls(tokenizer) is None
 
 
 DESCRIBED = {
@@ -94,14 +107,14 @@ def test_answer_is_parsed_as_transformers_does_when_the_model_describes_it() -> 
             {"type": "function", "function": {"name": name, "arguments": json.loads(arguments)}}
             for name, arguments in whole.calls
         ] == expected["tool_calls"]
-    assert not has_unknown_calls(tokenizer)
+    assert unread_calls(tokenizer) is None
 
 
 def test_calls_are_unknown_when_their_description_is_not_understood() -> None:
     calls = {"open": "(calls)", "content": "xml-inline", "content_args": {"tag_pattern": "x"}}
     tokenizer = tokenizer_of(None, response_template={"fields": {"tool_calls": calls}})
 
-    assert has_unknown_calls(tokenizer)
+    assert unread_calls(tokenizer) == "json"
 
 
 def test_notation_is_that_of_the_response_template_when_the_chat_template_shows_none() -> None:
@@ -115,7 +128,7 @@ def test_notation_is_that_of_the_response_template_when_the_chat_template_shows_
     tokenizer = tokenizer_of(None, response_template=described)
     found = OutputFormat.of(tokenizer.chat_template_text)
 
-    assert not has_unknown_calls(tokenizer)
+    assert unread_calls(tokenizer) is None
     assert found.tool_calls is not None
     assert found.tool_calls.name == "lfm2"
     assert found.reasoning is not None
