@@ -114,9 +114,9 @@ async def test_request_goes_on_after_the_output_of_a_lost_stream(
     first = {event.index: event for event in reversed(events) if isinstance(event, Tokens)}
     for index, tokens in outputs.items():
         assert list(first[index].token_ids[: len(tokens)]) == tokens
-    # Its tokens are not computed again, but for the prompt and them in one step.
+    # The tokens are not sampled again: one step computes them, and some may be in vain at an end.
     longest = max(len(completion.token_ids) for completion in completions)
-    assert len(running.watch.steps) - steps_before <= longest - min(read) + 2
+    assert len(running.watch.steps) - steps_before <= longest - min(read) + 8
 
 
 async def test_ended_request_is_repeated(running: Running) -> None:

@@ -28,9 +28,12 @@ ARGUMENTS = "{{ c.function.arguments | tojson }}"
 GENERATION = "{% if add_generation_prompt %}<assistant>{% endif %}"
 
 
-def tokenizer_of(written: str | None, *, response_template: object = None) -> Tokenizer:
+def tokenizer_of(
+    written: str | None, *, response_template: object = None, begun: str = ""
+) -> Tokenizer:
     calls = "" if written is None else CALLS.replace("WRITTEN", written)
-    source = DECLARED + CHAT.replace("CALLS", calls) + GENERATION
+    source = DECLARED + CHAT.replace("CALLS", calls)
+    source += GENERATION.replace("<assistant>", f"<assistant>{begun}")
     templates = ChatTemplates({"default": source}, {}, response_template=response_template)
     return Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), templates)
 
@@ -50,6 +53,11 @@ def test_calls_are_unread_when_the_template_writes_them_its_own_way(
     written: str | None, assumed: str | None
 ) -> None:
     assert unread_calls(tokenizer_of(written)) == assumed
+
+
+def test_calls_are_read_when_the_prompt_begins_the_reasoning() -> None:
+    written = f'<tool_call>{{"name": "{NAME}", "arguments": {ARGUMENTS}}}</tool_call>'
+    assert unread_calls(tokenizer_of(written, begun="<think>\n")) is None
 
 
 @pytest.mark.parametrize("name", FAMILY_TEMPLATES)
