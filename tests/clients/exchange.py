@@ -65,14 +65,17 @@ def _parse(status: int, content_type: str, text: str) -> Answer:
 
 
 def _events(text: str) -> list[list[Any]]:
-    """The events of a whole stream. Comments (lines that begin with a colon) are none."""
+    """The events of a whole stream, without ids.
+
+    Comments (lines that begin with a colon) are none.
+    """
     events = []
     for block in text.replace("\r\n", "\n").split("\n\n"):
         lines = [line for line in block.split("\n") if line and not line.startswith(":")]
         if not lines:
             continue
         fields = dict(line.split(": ", 1) for line in lines)
-        if not fields.keys() <= {"event", "data"} or len(fields) != len(lines):
+        if not fields.keys() <= {"event", "data", "id"} or len(fields) != len(lines):
             raise ValueError(f"not an event as servers of this kind send: {block[:200]!r}")
         data = fields["data"]
         events.append([fields.get("event"), data if data == "[DONE]" else json.loads(data)])

@@ -277,7 +277,7 @@ OF_ONE_ENDPOINT: dict[str, list[tuple[Json, str]]] = {
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "code_interpreter"}]}, "tools.0.type"),
         ({"n": 2}, "n"),
         ({"surprise": 1}, "surprise"),
         ({"top_logprobs": 3}, "top_logprobs"),

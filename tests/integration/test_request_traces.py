@@ -15,7 +15,7 @@ from scheduler_service.callers import Admission, AllowAllCallers, Scope
 from scheduler_service.config import ClusterConfig
 from scheduler_service.scheduler.values import PolicyConfig, PreemptionMode, Request
 from scheduler_service.service import CallerChecks
-from scheduler_service.streams import Sink
+from scheduler_service.streams import Keeping, Sink
 from scheduler_service.watching.request_traces import RequestTraces
 from splitserve.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from splitserve_client import (
@@ -106,11 +106,13 @@ async def test_log_lines_have_the_trace_of_their_request(
         cluster, woken, admitted = running.scheduler.cluster, [], []
         submit = cluster.submit
 
-        def watched(request: Request, sink: Sink, admission: Admission) -> None:
+        def watched(
+            request: Request, sink: Sink, admission: Admission, keeping: Keeping | None
+        ) -> None:
             # As executors are woken up by it, and plan steps for everybody.
             asyncio.get_running_loop().call_soon(lambda: woken.append(context_fields()))
             admitted.append(admission.trace_id)
-            submit(request, sink, admission)
+            submit(request, sink, admission, keeping)
 
         monkeypatch.setattr(cluster, "submit", watched)
         alone = running.client.generate(PROMPT, SamplingParams(max_tokens=2), trace_context=ASKED)
