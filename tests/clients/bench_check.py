@@ -173,7 +173,10 @@ def guidellm_figures(load: Load, base_url: str, model: str) -> Figures:
         assert done.returncode == 0, done.stderr
         (result,) = json.loads(report.read_text(encoding="utf-8"))["benchmarks"]
     metrics, requests = result["metrics"], result["requests"]["successful"]
-    assert len(requests) == NUM_REQUESTS, metrics["request_totals"]
+    totals = metrics["request_totals"]
+    assert totals["errored"] == totals["incomplete"] == 0, totals
+    # Its report now and then lacks a request, and gives no reason.
+    assert len(requests) >= NUM_REQUESTS - 1, totals
     # Its own rates count from the start of its scheduler.
     began_s = min(each["request_start_time"] for each in requests)
     seconds = max(each["request_end_time"] for each in requests) - began_s
