@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from scheduler_service.request_limits import RequestKey
 from scheduler_service.scheduler.values import Int32Array, Request
+from scheduler_service.streams.client_codec import decode_token_ids
 from splitserve.scheduler.v1 import scheduler_pb2 as api
 from splitserve_contract import DomainError
 
 MAX_KEPT_S = 600
 _MAX_TENANT_BYTES = 4 * 2**20
 _MAX_BYTES = 64 * 2**20
+# Freed at a time, since the tenants have to be sorted for it.
+_FREED_BYTES = _MAX_BYTES // 16
 # Memory of one output beside its tokens.
 _OUTPUT_BYTES = 512
 _NS_PER_S = 10**9
@@ -78,9 +79,9 @@ class _Output:
 
 @dataclass(slots=True)
 class _OfTenant:
-    """Outputs of a tenant by key, oldest first."""
+    """Keys of a tenant's outputs, oldest first, and the size of the outputs."""
 
-    outputs: dict[RequestKey, _Output] = field(default_factory=dict)
+    keys: dict[RequestKey, None] = field(default_factory=dict)
     num_bytes: int = 0
 
 
@@ -91,6 +92,8 @@ class KeptOutputs:
         self._now_ns = now_ns
         self._wishes: dict[str, Keeping] = {}
         self._unfinished: dict[RequestKey, str] = {}
+        # Outputs by tenant and key, oldest first.
+        self._outputs: dict[tuple[str, RequestKey], _Output] = {}
         self._tenants: dict[str, _OfTenant] = {}
         self._num_bytes = 0
 
@@ -117,8 +120,7 @@ class KeptOutputs:
 
         `prompt`: digest of the prompt that they must belong to.
         """
-        of_tenant = self._tenants.get(tenant)
-        output = None if of_tenant is None else of_tenant.outputs.get(keeping.key)
+        output = self._outputs.get((tenant, keeping.key))
         if output is None or output.prompt != prompt or output.until_ns <= self._now_ns():
             raise DomainError("OUTPUT_UNKNOWN", "no output of this prompt is kept under this key")
         for index, num_read in enumerate(keeping.num_read_tokens):
@@ -139,53 +141,70 @@ class KeptOutputs:
         tenant = request.scheduling.tenant
         self._drop(tenant, keeping.key)
         of_tenant = self._tenants.setdefault(tenant, _OfTenant())
-        of_tenant.outputs[keeping.key] = output
+        self._outputs[tenant, keeping.key] = output
+        of_tenant.keys[keeping.key] = None
         of_tenant.num_bytes += output.num_bytes
         self._num_bytes += output.num_bytes
-        while of_tenant.num_bytes > _MAX_TENANT_BYTES:
-            self._drop_oldest(tenant)
-        while self._num_bytes > _MAX_BYTES:
-            self._drop_oldest(max(self._tenants, key=lambda name: self._tenants[name].num_bytes))
+        self._drop_down_to(tenant, _MAX_TENANT_BYTES)
+        if self._num_bytes > _MAX_BYTES:
+            self._make_room()
 
     def _drop_expired(self, now_ns: int) -> None:
-        for tenant, of_tenant in list(self._tenants.items()):
-            while of_tenant.outputs and next(iter(of_tenant.outputs.values())).until_ns <= now_ns:
-                self._drop_oldest(tenant)
+        """Drops the oldest outputs while their time is over."""
+        while self._outputs:
+            oldest, output = next(iter(self._outputs.items()))
+            if output.until_ns > now_ns:
+                return
+            self._drop(*oldest)
 
-    def _drop_oldest(self, tenant: str) -> None:
-        self._drop(tenant, next(iter(self._tenants[tenant].outputs)))
+    def _make_room(self) -> None:
+        """Halves what the largest tenants have, one after the other, until enough is free."""
+        sizes = {name: each.num_bytes for name, each in self._tenants.items()}
+        for tenant in sorted(sizes, key=lambda name: sizes[name], reverse=True):
+            self._drop_down_to(tenant, sizes[tenant] // 2)
+            if self._num_bytes <= _MAX_BYTES - _FREED_BYTES:
+                return
+
+    def _drop_down_to(self, tenant: str, num_bytes: int) -> None:
+        """Drops a tenant's oldest outputs until the others have at most `num_bytes`."""
+        of_tenant = self._tenants[tenant]
+        while of_tenant.num_bytes > num_bytes:
+            self._drop(tenant, next(iter(of_tenant.keys)))
 
     def _drop(self, tenant: str, key: RequestKey) -> None:
-        of_tenant = self._tenants.get(tenant)
-        if of_tenant is None or (output := of_tenant.outputs.pop(key, None)) is None:
+        output = self._outputs.pop((tenant, key), None)
+        if output is None:
             return
+        of_tenant = self._tenants[tenant]
+        del of_tenant.keys[key]
         of_tenant.num_bytes -= output.num_bytes
         self._num_bytes -= output.num_bytes
-        if not of_tenant.outputs:
+        if not of_tenant.keys:
             del self._tenants[tenant]
 
 
 def digest_of_request(request: Request) -> bytes:
     """Returns the digest of a request's prompt and encoder input."""
     prompt = request.sequence.token_ids[: request.sequence.num_prompt_tokens]
-    features = request.encoder_features
+    encoder, features = request.encoder_token_ids, request.encoder_features
     return _digest(
         prompt,
-        () if request.encoder_token_ids is None else request.encoder_token_ids,
+        decode_token_ids(()) if encoder is None else encoder,
         b"" if features is None else features.data,
     )
 
 
 def digest_of_message(message: api.GenerateRequest) -> bytes:
     """Returns the same digest of a message."""
-    return _digest(message.prompt_token_ids, message.encoder_token_ids, message.encoder_features)
+    return _digest(
+        decode_token_ids(message.prompt_token_ids),
+        decode_token_ids(message.encoder_token_ids),
+        message.encoder_features,
+    )
 
 
-def _digest(
-    prompt: Iterable[int] | Int32Array, encoder_token_ids: Iterable[int] | Int32Array, data: bytes
-) -> bytes:
-    parts = [np.fromiter(tokens, np.int32).tobytes() for tokens in (prompt, encoder_token_ids)]
-    digest = hashlib.sha256(len(parts[0]).to_bytes(8, "little"))
-    for part in (*parts, data):
+def _digest(prompt: Int32Array, encoder_token_ids: Int32Array, features: bytes) -> bytes:
+    digest = hashlib.sha256(len(prompt).to_bytes(8, "little"))
+    for part in (prompt.tobytes(), encoder_token_ids.tobytes(), features):
         digest.update(part)
     return digest.digest()
