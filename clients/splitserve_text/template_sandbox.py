@@ -111,7 +111,7 @@ def _escaped(value: object) -> _Safe:
 
 
 def _added(budget: RenderBudget, left: str, right: str) -> _Safe:
-    """Returns `left + right`, of which at least one is safe."""
+    """Joins two texts, one of which is marked as safe: the other is escaped as HTML."""
     texts = [left, right]
     for index, text in enumerate(texts):
         if not isinstance(text, _Safe):

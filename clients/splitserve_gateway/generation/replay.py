@@ -80,7 +80,7 @@ class _Beginning:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the step has come, and everything before it."""
+        """Whether the client's last step and all tokens before it have arrived."""
         return self._found == self._ends
 
     def take(self, event: Event) -> bool:

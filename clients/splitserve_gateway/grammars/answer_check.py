@@ -26,7 +26,7 @@ class AnswerFinding:
     """Text of one answer, and what a check finds in it."""
 
     def __init__(self, check: AnswerCheck | None) -> None:
-        """`check`: None if any answer will do."""
+        """Begins with an empty text. `check`: None for an answer without a schema."""
         self._check = check
         self._content: list[str] = []
         self._calls: list[tuple[str, list[str]]] = []

@@ -137,7 +137,7 @@ async def plan_answer(checker: TenantChecker, rules: AnswerRules) -> AnswerPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """Grammar of calls; None if they need none.
+    """Tool calls of an answer: `grammar`, None if nothing constrains them.
 
     `ignored`: paths of parts of tools' schemas that it does not enforce. `arguments`: those schemas
     by tool name.

@@ -63,7 +63,10 @@ class Rules:
         return self._add("V", text)
 
     def named(self, key: str, make: Callable[[], str]) -> str:
-        """Returns the name of the rule for `key`, made by `make`, which may ask for it again."""
+        """Returns the name of the rule for `key`; the first call builds its text with `make`.
+
+        `make` may use the name of the rule, in a recursive schema.
+        """
         name = self._names.get(key)
         if name is None:
             name = self._names[key] = f"v{len(self._names)}"
@@ -397,7 +400,7 @@ class _Literals:
         return first
 
     def joined(self, member: str, least: int = 1, most: int | None = None) -> str:
-        """Returns the part of a rule for `least` to `most` members."""
+        """Returns a repetition of `member`, `least` to `most` times, with separators."""
         bounds = f"{least - 1},{'' if most is None else most - 1}"
         return f"{member} ({quoted(self.spelling.separator)} {member}){{{bounds}}}"
 

@@ -68,8 +68,6 @@ class UpstreamRequest:
         if params.seed is None and params.pooling is None:
             # A fixed seed keeps the same randomness at another scheduler.
             params = replace(params, seed=secrets.randbits(63))
-        # Schedulers that do not have the output with which the request begins.
-        self._lacking: set[Upstream] = set()
         self._upstream = upstream
         self._prompt_token_ids = prompt_token_ids
         self._params = params
@@ -79,6 +77,8 @@ class UpstreamRequest:
         self._request_id = request_id
         self._encoder_token_ids = encoder_token_ids
         self._encoder_features = encoder_features
+        # Schedulers that do not have the output with which the request begins.
+        self._lacking: set[Upstream] = set()
         self._num_tries = 0
         self._came = _Came()
         self._running: SessionRequest | None = None
