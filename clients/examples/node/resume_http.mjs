@@ -18,7 +18,8 @@ export async function* stream(gateways, path, body, headers = {}) {
         },
         body: JSON.stringify({ ...body, stream: true }),
       });
-      if (response.status < 500 && !response.ok) throw new Refused(await response.text());
+      const isRefused = response.status < 500 && response.status !== 429;
+      if (!response.ok && isRefused) throw new Refused(await response.text());
       if (response.ok) {
         for await (const { id, data } of events(response.body)) {
           if (data === "[DONE]") return;
