@@ -158,7 +158,7 @@ class KeptOutputs:
             self._drop(*oldest)
 
     def _make_room(self) -> None:
-        """Halves what the largest tenants have, one after the other, until enough is free."""
+        """Drops the older half of each of the largest tenants, until `_FREED_BYTES` are free."""
         sizes = {name: each.num_bytes for name, each in self._tenants.items()}
         for tenant in sorted(sizes, key=lambda name: sizes[name], reverse=True):
             self._drop_down_to(tenant, sizes[tenant] // 2)
