@@ -82,6 +82,29 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
         False,
     ),
     Option(
+        "step-time-ms",
+        OptionKind.INTEGER,
+        "wanted duration of steps that compute prompts, in ms; prompts are split accordingly, by"
+        " the measured times of earlier steps; longer where the other tokens of a step alone take"
+        " more than a quarter of it; 0 for no limit",
+        _POLICY,
+        _SERVE_SCHEDULER,
+        100,
+        minimum=0,
+        maximum=60_000,
+    ),
+    Option(
+        "target-itl-ms",
+        OptionKind.INTEGER,
+        "wanted time between the tokens of a sequence while prompts are computed beside it, in ms,"
+        " if less than --step-time-ms; prompts get a quarter of a step's time at least; 0 for none",
+        _POLICY,
+        _SERVE_SCHEDULER,
+        0,
+        minimum=0,
+        maximum=60_000,
+    ),
+    Option(
         "num-lookahead-slots",
         OptionKind.INTEGER,
         "KV slots allocated for each sequence beyond its tokens, where blocks are free; block"

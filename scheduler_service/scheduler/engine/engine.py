@@ -30,6 +30,7 @@ from scheduler_service.scheduler.engine.planning import DeadlineEnforcer, Room, 
 from scheduler_service.scheduler.engine.preemption_costs import PreemptionCosts
 from scheduler_service.scheduler.engine.sequences import SequenceEndings, Siblings
 from scheduler_service.scheduler.engine.speculation import DraftTotals
+from scheduler_service.scheduler.engine.step_times import StepTimes
 from scheduler_service.scheduler.queue import Waiting, WaitingQueue
 from scheduler_service.scheduler.values import (
     AdmissionBlocker,
@@ -54,7 +55,8 @@ class Engine:
 
     def __init__(self, config: SchedulerConfig, queue: WaitingQueue, last_step_id: int = 0) -> None:
         self._config = config
-        self._costs = PreemptionCosts(config)
+        times = StepTimes()
+        self._costs = PreemptionCosts(config, times)
         self.placement = Placement(config, queue, self._costs, last_step_id)
         self._in_flight: deque[StepPlan] = deque()
         self._losses = FailureRecovery(self.placement, self._in_flight)
@@ -65,7 +67,7 @@ class Engine:
         self._results = Results(config, self.placement, self._losses, endings, shortfalls)
         self._lateness = DeadlineEnforcer(config, self.placement)
         self._planner = StepPlanner(
-            config, self.placement, self._costs, self._lateness, siblings, endings
+            config, self.placement, self._costs, times, self._lateness, siblings, endings
         )
         self._needs_snapshot = True
         self._is_closed = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler_service.scheduler.engine.step_times import StepTimes
 from scheduler_service.scheduler.values import PreemptionMode, SchedulerConfig
 
 # Assumed until block moves were measured: half of what PCIe 4.0 x16 reaches.
@@ -11,15 +12,15 @@ _MIN_PREFILL_TOKENS = 16
 
 
 class PreemptionCosts:
-    """Running averages of the executor's timings, and the choice between swap and recompute.
+    """Running average of the time of block moves, and the choice between swap and recompute.
 
     `prefill_us`: duration of the latest step that computed prompts, in us; 0 before the first.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, times: StepTimes) -> None:
         self._mode = config.preemption_mode
         self._us_per_block = config.block_bytes / ASSUMED_HOST_LINK_BYTES_PER_S * 1e6
-        self._us_per_token = 0.0
+        self._times = times
         self.prefill_us = 0.0
 
     def observe(
@@ -30,11 +31,13 @@ class PreemptionCosts:
             self._us_per_block = _average(self._us_per_block, move_us / num_moves)
         if compute_us and num_tokens - num_rows >= _MIN_PREFILL_TOKENS:
             self.prefill_us = float(compute_us)
-            self._us_per_token = _average(self._us_per_token, compute_us / num_tokens)
 
     def recompute_ns(self, num_tokens: int) -> int:
         """Returns the estimated time in ns to compute `num_tokens`; 0 before any measurement."""
-        return int(num_tokens * self._us_per_token * 1000)
+        return int(self._recompute_us(num_tokens) * 1000)
+
+    def _recompute_us(self, num_tokens: int) -> float:
+        return self._times.prompt_us(num_tokens) if self._times.has_prompts else 0.0
 
     def move_ns(self, num_blocks: int) -> int:
         """Returns the time in ns to move `num_blocks` over the host link; assumed at first."""
@@ -49,9 +52,10 @@ class PreemptionCosts:
         """
         if self._mode is not PreemptionMode.AUTO:
             return self._mode is PreemptionMode.SWAP
-        if self._us_per_token == 0.0 or self._us_per_block == 0.0:
+        recompute_us = self._recompute_us(num_tokens)
+        if recompute_us == 0.0 or self._us_per_block == 0.0:
             return num_sequences > 1
-        return 2 * num_blocks * self._us_per_block < num_tokens * self._us_per_token
+        return 2 * num_blocks * self._us_per_block < recompute_us
 
 
 def _average(average: float, newest: float) -> float:

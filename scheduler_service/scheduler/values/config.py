@@ -67,6 +67,9 @@ class PolicyConfig:
     """Scheduling policies of every engine, whatever its executor.
 
     `separates_tenants`: the prefix cache never shares a block of one tenant with another tenant.
+    `step_time_ms`: wanted duration of steps with prompts; 0 for no limit. `target_itl_ms`: the same
+    for steps that have decodes, too, where it is shorter; 0 for none. Both only if prompts may be
+    split.
     `max_run_ahead`: most tokens that a row may sample in one step by running on; 1 or less for
     none. `max_run_ahead_ms`: longest time of such a step, half of it behind another step.
     `max_draft_tokens`: most draft tokens of a row in one step. `max_num_encoder_tokens`: most
@@ -76,6 +79,8 @@ class PolicyConfig:
     prefix_caching: bool = True
     host_prefix_cache: bool = True
     separates_tenants: bool = True
+    step_time_ms: int = 0
+    target_itl_ms: int = 0
     num_lookahead_slots: int = 0
     max_run_ahead: int = 1
     max_run_ahead_ms: int = 80
@@ -243,6 +248,8 @@ _LEAST = {
     "max_adapters": 0,
     "num_adapter_slots": 0,
     "max_params_bytes": 0,
+    "step_time_ms": 0,
+    "target_itl_ms": 0,
     "num_lookahead_slots": 0,
     "max_run_ahead": 0,
     "max_run_ahead_ms": 0,

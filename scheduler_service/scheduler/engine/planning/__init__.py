@@ -16,7 +16,8 @@ from scheduler_service.scheduler.engine.planning.lateness import (
     earliest_finish_ns,
 )
 from scheduler_service.scheduler.engine.planning.room import MAX_BYPASSES, Room
-from scheduler_service.scheduler.engine.planning.rows import GrowingRows, PromptLimit, PromptTokens
+from scheduler_service.scheduler.engine.planning.rows import GrowingRows, PromptLimit
+from scheduler_service.scheduler.engine.planning.step_limits import PromptTokens, StepLimits
 from scheduler_service.scheduler.engine.planning.step_planner import StepPlanner
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "PromptTokens",
     "QueueState",
     "Room",
+    "StepLimits",
     "StepPlanner",
     "check_encoder_length",
     "check_prompt_length",

@@ -9,13 +9,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.planning.room import HeldShares
+from scheduler_service.scheduler.engine.planning.step_limits import PromptTokens, StepLimits
 from scheduler_service.scheduler.engine.row_columns import NO_STAY, ONE, ZERO
 from scheduler_service.scheduler.engine.sequences import Siblings
 from scheduler_service.scheduler.queue import TURN_EVERY, Key
@@ -55,16 +55,15 @@ class RunningRows:
         *,
         decodes: bool,
         without: Items[int] = (),
-        prompts: PromptTokens | None = None,
+        limits: StepLimits,
     ) -> tuple[Int64Array, Int32Array]:
         """Chooses decodes, if wanted, then prefills, most urgent first.
 
         Returns row ids and the number of tokens that each row computes. The last prefill may get
         only a chunk of what it still has to compute; uncached rows get all or nothing. If the
-        budget is too small, less urgent
-        decodes yield to more urgent prefills; see `_served`. `without`: rows that already have
-        their part of the step. `prompts`: limit of tokens for all prefills together; None for no
-        limit.
+        budget is too small, less urgent decodes yield to more urgent prefills; see `_served`.
+        `without`: rows that already have their part of the step. `limits`: those of a step with
+        prefills.
         """
         order = self._rows.order
         is_turn = self._is_turn
@@ -77,6 +76,7 @@ class RunningRows:
         if num_decodes == num_wanted <= budget:
             return order[is_decode], self._ones[:num_decodes]
         is_prefill = ~is_decode & (wanted > 0)
+        budget, prompts = min(budget, limits.num_tokens), limits.prompts
         if prompts is not None and num_wanted - num_decodes > prompts.num_again:
             chunks = wanted[is_prefill].astype(np.int32)
             requests = [self._rows.sequence(i).request for i in order[is_prefill].tolist()]
@@ -389,40 +389,6 @@ class GrowingRows:
 
 
 # -- Prompt tokens of steps that tenants share -----------------------------------------------------
-#
-# Few prompt tokens, so that a step is short: a new request waits for the steps in flight, which are
-# as long as their prompts. The rest of a prompt is computed by later steps, so only the fixed cost
-# of a step is paid more often. Preempted requests are recomputed in even smaller chunks: they have
-# had tokens for a while, and their tenant, which holds most, would make others wait for room that
-# it took too much of.
-
-# Smaller steps would compute prompts more slowly than the device can.
-_LEAST_TOKENS = 512
-_PART_OF_STEP = 4
-
-
-# One part in this many of the prompt tokens is for recomputed requests. Half as much would cost a
-# flood of long outputs an eighth of its tokens, because rows hold blocks while they wait; this
-# much costs a fortieth.
-_PART_OF_PROMPTS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class PromptTokens:
-    """Limit of prompt tokens in a step that tenants share.
-
-    `num_most`: for all prompts together. `num_again`: for rows that were preempted before.
-    """
-
-    num_most: int
-    num_again: int
-
-    @classmethod
-    def of(cls, config: SchedulerConfig) -> PromptTokens:
-        """Returns the limits for steps of `config.max_num_batched_tokens`."""
-        num_tokens = config.max_num_batched_tokens
-        num_most = min(num_tokens, max(_LEAST_TOKENS, num_tokens // _PART_OF_STEP))
-        return cls(num_most, max(1, num_most // _PART_OF_PROMPTS))
 
 
 def is_again(request: Request) -> bool:

@@ -17,6 +17,7 @@ from scheduler_service.scheduler.engine.speculation import (
     Proposer,
     choose_lengths,
 )
+from scheduler_service.scheduler.engine.step_times import StepTimes
 from scheduler_service.scheduler.queue import Waiting
 from scheduler_service.scheduler.values import (
     BoolArray,
@@ -167,31 +168,17 @@ class Drafting:
 
 # -- Run-ahead -------------------------------------------------------------------------------------
 
-_NEWEST_WEIGHT = 0.2
-
 
 class RunAhead:
     """Lets rows of decode steps run on while there is no other work, for a limited time per step.
 
-    The time of a pass is estimated from earlier steps: their duration divided by the most tokens
-    that a row got.
+    Rows get one token per step until a step of decodes was measured.
     """
 
-    def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
+    def __init__(self, config: SchedulerConfig, placement: Placement, times: StepTimes) -> None:
         self._config = config
         self._placement = placement
-        # Running average of the duration of one pass in us; 0 if not known.
-        self._turn_us = 0.0
-
-    def observe(self, plan: StepPlan, outcome: StepOutcome, interval_us: float) -> None:
-        """Learns from an executed step; uses `interval_us` if the executor reports no times."""
-        num_rows, took_us = len(plan.work.row_ids), outcome.compute_us or interval_us
-        if num_rows == 0 or plan.num_tokens > num_rows or took_us <= 0:
-            return
-        most = 1 if outcome.token_counts is None else int(outcome.token_counts.max())
-        turn_us = took_us / max(most, 1)
-        average = self._turn_us or turn_us
-        self._turn_us = average + _NEWEST_WEIGHT * (turn_us - average)
+        self._times = times
 
     def num_run_on(
         self,
@@ -221,10 +208,11 @@ class RunAhead:
     @property
     def most_tokens(self) -> int:
         """Most tokens per row that a step can bring within its time limit."""
-        if not self._config.runs_ahead or self._turn_us == 0.0:
+        if not self._config.runs_ahead or not self._times.has_decodes:
             return 1
         placement = self._placement
-        in_time = self._config.max_run_ahead_ms * 1000 / self._turn_us
+        pass_us = self._times.decodes_us(len(placement.rows))
+        in_time = self._config.max_run_ahead_ms * 1000 / pass_us
         if placement.last_planned_step_id > placement.last_answered_step_id:
             # A new request waits for the steps in flight, too.
             in_time /= 2

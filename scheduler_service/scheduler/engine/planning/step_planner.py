@@ -15,13 +15,14 @@ from scheduler_service.scheduler.engine.planning.lateness import DeadlineEnforce
 from scheduler_service.scheduler.engine.planning.rows import (
     GrowingRows,
     PromptLimit,
-    PromptTokens,
     RunningRows,
 )
 from scheduler_service.scheduler.engine.planning.run_ahead import Drafting, RunAhead
+from scheduler_service.scheduler.engine.planning.step_limits import PromptTokens, StepLimits
 from scheduler_service.scheduler.engine.preemption_costs import PreemptionCosts
 from scheduler_service.scheduler.engine.sequences import SequenceEndings, Siblings
 from scheduler_service.scheduler.engine.speculation import DraftTotals
+from scheduler_service.scheduler.engine.step_times import StepTimes
 from scheduler_service.scheduler.queue import Waiting
 from scheduler_service.scheduler.values import (
     Feature,
@@ -52,6 +53,7 @@ class StepPlanner:
         config: SchedulerConfig,
         placement: Placement,
         costs: PreemptionCosts,
+        times: StepTimes,
         lateness: DeadlineEnforcer,
         siblings: Siblings,
         endings: SequenceEndings,
@@ -59,12 +61,13 @@ class StepPlanner:
         self._config = config
         self._placement = placement
         self._costs = costs
+        self._times = times
         self._growing = GrowingRows(config, placement, siblings)
         self._running = RunningRows(config, placement)
         self.admitter = Admitter(config, placement, self._running, lateness, endings)
-        self._prompt_tokens = PromptTokens.of(config)
+        self._limits = StepLimits(config, placement, times)
         self._batch_policy = make_batch_policy(config)
-        self._run_ahead = RunAhead(config, placement)
+        self._run_ahead = RunAhead(config, placement, times)
         self._drafting = Drafting(config, placement, self._run_ahead)
         self.ask_again_at_ns: int | None = None
 
@@ -99,7 +102,7 @@ class StepPlanner:
         placement = self._placement
         began_ns = max(plan.planned_at_ns, placement.last_answered_at_ns)
         interval_us = (placement.now_ns - began_ns) / 1000
-        self._run_ahead.observe(plan, outcome, interval_us)
+        self._times.observe(plan, outcome, interval_us)
         self._drafting.observe(plan, outcome, interval_us)
 
     def _is_time_for(self, row_ids: Int64Array) -> bool:
@@ -137,26 +140,24 @@ class StepPlanner:
         # Also in a step without decodes: blocks that rows lack must not go to new requests.
         self._growing.grow()
         self._growing.join_siblings()
-        num_tokens = self._config.max_num_batched_tokens
-        is_empty = waiting.is_empty
+        limits, is_empty = self._limits, waiting.is_empty
+        limits.begin(splits_prompts=shape.splits_prompts)
         if is_empty and not self._placement.preempted:
-            return self._running.pick(
-                num_tokens,
-                decodes=shape.runs_decodes,
-                prompts=self._limit_of_prompts(shape),
-            )
-        budget = StepBudget(num_tokens, shape.splits_prompts)
+            num_tokens = self._config.max_num_batched_tokens
+            return self._running.pick(num_tokens, decodes=shape.runs_decodes, limits=limits)
+        budget = StepBudget(limits.num_tokens, shape.splits_prompts)
         admitted = self.admitter.admit_urgent(shape, budget, waiting) if not is_empty else []
         row_ids, num_new_tokens = self._running.pick(
             budget.num_tokens,
             decodes=shape.runs_decodes,
             without=[row_id for row_id, _ in admitted],
-            prompts=self._limit_of_prompts(shape),
+            limits=limits,
         )
         rows = self._placement.rows
         stay_ids = rows.stay_ids[row_ids]
         budget.spend(int(num_new_tokens.sum()))
-        budget.prompts = self._prompt_limit(shape, row_ids, num_new_tokens)
+        if limits.prompts is not None:
+            budget.prompts = self._prompt_limit(limits.prompts, row_ids, num_new_tokens)
         admitted += self.admitter.admit(shape, budget, waiting)
         # An urgent request may have preempted rows that were picked.
         is_there = rows.stay_ids[row_ids] == stay_ids
@@ -166,19 +167,10 @@ class StepPlanner:
             np.concatenate([num_new_tokens[is_there], columns[:, 1].astype(np.int32)]),
         )
 
-    def _limit_of_prompts(self, shape: StepShape) -> PromptTokens | None:
-        """Returns the limit of prompt tokens in a step; None for no limit."""
-        shares = self._placement.queue.shares
-        is_divided = shares is not None and shares.is_shared and shape.splits_prompts
-        return self._prompt_tokens if is_divided else None
-
     def _prompt_limit(
-        self, shape: StepShape, row_ids: Int64Array, num_new_tokens: Int32Array
-    ) -> PromptLimit | None:
-        """Returns the prompt tokens that these rows leave of the limit; None for no limit."""
-        tokens = self._limit_of_prompts(shape)
-        if tokens is None:
-            return None
+        self, tokens: PromptTokens, row_ids: Int64Array, num_new_tokens: Int32Array
+    ) -> PromptLimit:
+        """Returns the prompt tokens that these rows leave of the limit."""
         is_prompt = num_new_tokens > 1
         requests = [self._placement.rows.sequence(i).request for i in row_ids[is_prompt].tolist()]
         return PromptLimit(tokens, zip(requests, num_new_tokens[is_prompt].tolist(), strict=True))

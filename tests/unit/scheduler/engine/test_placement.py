@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from scheduler_service.scheduler.engine import ASSUMED_HOST_LINK_BYTES_PER_S, PreemptionCosts
+from scheduler_service.scheduler.engine import (
+    ASSUMED_HOST_LINK_BYTES_PER_S,
+    PreemptionCosts,
+    StepSize,
+    StepTimes,
+)
 from scheduler_service.scheduler.values import (
     BeamParams,
     PreemptionMode,
@@ -144,13 +149,20 @@ def test_swapped_requests_are_ordered_by_urgency() -> None:
 
 
 def make_costs(
-    mode: PreemptionMode = PreemptionMode.AUTO, *, block_bytes: int = 0
+    mode: PreemptionMode = PreemptionMode.AUTO,
+    *,
+    block_bytes: int = 0,
+    us_per_token: float | None = None,
 ) -> PreemptionCosts:
-    return PreemptionCosts(make_config(preemption_mode=mode, block_bytes=block_bytes))
+    """`us_per_token`: what prompts were found to take; None if none was measured."""
+    times = StepTimes()
+    if us_per_token is not None:
+        times.learn(StepSize(0, 100), 100 * us_per_token)
+    return PreemptionCosts(make_config(preemption_mode=mode, block_bytes=block_bytes), times)
 
 
-def observe_prefill(costs: PreemptionCosts, us_per_token: int) -> None:
-    costs.observe(num_moves=0, move_us=0, num_rows=1, num_tokens=100, compute_us=100 * us_per_token)
+def observe_prefill(costs: PreemptionCosts, took_us: int) -> None:
+    costs.observe(num_moves=0, move_us=0, num_rows=1, num_tokens=100, compute_us=took_us)
 
 
 def observe_moves(costs: PreemptionCosts, us_per_block: int) -> None:
@@ -165,8 +177,7 @@ def prefers_swap(costs: PreemptionCosts, num_blocks: int = 10, num_tokens: int =
     ("mode", "swaps"), [(PreemptionMode.SWAP, True), (PreemptionMode.RECOMPUTE, False)]
 )
 def test_prefers_swap_obeys_when_the_mode_is_pinned(mode: PreemptionMode, swaps: bool) -> None:
-    costs = make_costs(mode)
-    observe_prefill(costs, us_per_token=1 if swaps else 1000)
+    costs = make_costs(mode, us_per_token=1 if swaps else 1000)
     observe_moves(costs, us_per_block=1000 if swaps else 1)
     assert prefers_swap(costs) is swaps
 
@@ -178,27 +189,24 @@ def test_prefers_swap_for_groups_when_nothing_is_measured(num_sequences: int, sw
     assert preference is swaps
 
 
-@pytest.mark.parametrize(("us_per_block", "swaps"), [(19, True), (20, False), (21, False)])
+@pytest.mark.parametrize(("us_per_block", "swaps"), [(18, True), (22, False)])
 def test_prefers_swap_when_two_moves_cost_less_than_computing(
     us_per_block: int, swaps: bool
 ) -> None:
-    costs = make_costs()
-    observe_prefill(costs, us_per_token=10)
+    costs = make_costs(us_per_token=10)
     observe_moves(costs, us_per_block=us_per_block)
     # 2 x 10 blocks against 40 tokens of 10 us.
     assert prefers_swap(costs) is swaps
 
 
 def test_prefers_swap_assumes_a_link_when_only_computing_was_measured() -> None:
-    costs = make_costs(block_bytes=int(ASSUMED_HOST_LINK_BYTES_PER_S / 1e6) * 19)
-    observe_prefill(costs, us_per_token=10)
+    costs = make_costs(block_bytes=int(ASSUMED_HOST_LINK_BYTES_PER_S / 1e6) * 18, us_per_token=10)
     assert prefers_swap(costs)
-    assert not prefers_swap(costs, num_tokens=37)
+    assert not prefers_swap(costs, num_tokens=34)
 
 
 def test_prefers_swap_follows_the_newest_when_measurements_change() -> None:
-    costs = make_costs()
-    observe_prefill(costs, us_per_token=10)
+    costs = make_costs(us_per_token=10)
     observe_moves(costs, us_per_block=5)
     for _ in range(40):
         observe_moves(costs, us_per_block=500)
@@ -215,7 +223,7 @@ def test_observe_learns_nothing_of_prefills_when_a_step_only_decodes() -> None:
 
 def test_observe_keeps_the_last_prefill_time_during_decodes() -> None:
     costs = make_costs()
-    observe_prefill(costs, us_per_token=3)
+    observe_prefill(costs, took_us=300)
     costs.observe(num_moves=0, move_us=0, num_rows=8, num_tokens=8, compute_us=50)
     assert costs.prefill_us == 300
 

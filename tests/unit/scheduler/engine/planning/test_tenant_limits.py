@@ -200,15 +200,18 @@ def num_tokens_of_next(driver: CoreDriver) -> int:
     return int(plan.work.num_new_tokens.sum())
 
 
-@pytest.mark.parametrize(("num_tokens", "most"), [(64, 64), (512, 512), (2048, 512), (8192, 2048)])
-def test_prompts_get_a_quarter_of_a_long_step(num_tokens: int, most: int) -> None:
-    tokens = PromptTokens.of(make_config(max_num_batched_tokens=num_tokens))
-    assert (tokens.num_most, tokens.num_again) == (most, most // 8)
-
-
-@pytest.mark.parametrize(("policy", "most"), [("fair", 512), ("fcfs", 2048)])
-def test_step_that_tenants_share_is_short(policy: str, most: int) -> None:
-    driver = long_steps(policy)
+@pytest.mark.parametrize(
+    ("policy", "num_tokens", "most"),
+    [
+        ("fair", 64, 64),
+        ("fair", 512, 512),
+        ("fair", 2048, 512),
+        ("fair", 4096, 1024),
+        ("fcfs", 2048, 2048),
+    ],
+)
+def test_step_that_tenants_share_is_short(policy: str, num_tokens: int, most: int) -> None:
+    driver = long_steps(policy, max_num_batched_tokens=num_tokens)
     add_prompt(driver, "b", 3, max_tokens=1)
     driver.run()
     for _ in range(4):
