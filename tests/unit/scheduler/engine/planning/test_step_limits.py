@@ -123,7 +123,7 @@ def test_unreachable_target_leaves_a_quarter_of_the_time_to_prompts() -> None:
     decodes(driver, machine, 4)
     request = driver.add(8000, max_tokens=1)
     for _, took_us in until_the_end(driver, machine, request)[20:-1]:
-        assert 1.1 < took_us / machine.alone_us(4) < 1.5
+        assert 1.02 < took_us / machine.alone_us(4) < 1.5
 
 
 def test_no_limit_without_a_time() -> None:
