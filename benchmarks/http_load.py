@@ -179,14 +179,16 @@ async def run_beside(
         asyncio.create_task(reader.request(data))
         for reader, data in zip(readers, running, strict=True)
     ]
-    while any(len(reader.times_s) < num_arrivals for reader in readers):
+    try:
+        while any(len(reader.times_s) < num_arrivals for reader in readers):
+            _check_running(tasks)
+            await asyncio.sleep(_POLL_S)
+        readers.append(await _connect(address))
+        stream = await readers[-1].request(arriving)
         _check_running(tasks)
-        await asyncio.sleep(_POLL_S)
-    last = await _connect(address)
-    stream = await last.request(arriving)
-    _check_running(tasks)
-    for reader in (*readers, last):
-        reader.close()
+    finally:
+        for reader in readers:
+            reader.close()
     return await asyncio.gather(*tasks), stream
 
 

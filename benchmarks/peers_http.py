@@ -3,8 +3,8 @@
 `make bench-peers ARGS="http --model DIR --peer-server NAME='COMMAND' --peer-url NAME=URL"`. In each
 round each server is started anew, warmed up, measured and stopped, so only one runs at a time.
 In COMMAND `{model}` is the model's directory, `{max_model_len}` its limit (raised as the longest
-request needs it), and `{max_num_seqs}` how many requests run at once. Requests are token ids for `/v1/completions`, drawn
-from a seed: in a round all servers get the same. The rows, for each model:
+request needs it), and `{max_num_seqs}` how many requests run at once. Requests are token ids for
+`/v1/completions`, drawn from a seed: in a round all servers get the same. The rows, for each model:
 
 - `streams: N`: N requests run at a time, the next begins when one ends.
 - `arrivals`: requests come at random times (Poisson), at the rate at which the first server, with 8
@@ -59,7 +59,8 @@ _NUM_DECODES = 8
 _DECODE_PROMPT = 128
 # Chunks that each decode has had when the long prompt comes.
 _DECODED_CHUNKS = 8
-_LONG_PROMPT_OUTPUT = 2
+# Enough for the gaps in which its first token comes to end.
+_LONG_PROMPT_OUTPUT = 16
 # Lower ids are those of special tokens.
 _FIRST_TOKEN = 16
 
@@ -170,6 +171,8 @@ def peer_server(command: Sequence[str], host: str) -> Iterator[Server]:
         yield Server(host, _wait_for_model(process, host), {"server": process.pid})
     finally:
         _stop_group(process)
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def _wait_for_model(process: subprocess.Popen[bytes], host: str) -> str:

@@ -125,9 +125,9 @@ def test_servers_take_turns_and_get_the_same_requests(
             yield server
 
     monkeypatch.setattr(peers_http, "our_server", paced_server_of_ours)
-    # Answers of 2 tokens come at once; those of 60 take as long as the server says.
+    # Answers of 2 tokens come at once; longer ones take as long as the server says.
     options = "--rounds 2 --streams 1 8 --requests-per-stream 1 --output-lengths 2 2"
-    long = "--long-prompt 40 --decode-tokens 60"
+    long = "--long-prompt 40 --decode-tokens 400"
     peer = f"--peer-url other=http://{host} --scheduler-options".split()
     command = " ".join(["--peer-server=other=" + _paced(host)[0], *_paced(host)[1:]])
     peers_http.main(
