@@ -231,6 +231,8 @@ bench-check: $(READY) $(GUIDELLM)
 
 # In turns with others: make bench-peers ARGS="--model DIR --workloads FILE --peer vllm=RESULT.json
 # --peer-command vllm='what writes it'"
+# HTTP servers in turns: make bench-peers ARGS="http --model DIR DIR --peer-server vllm='what starts it with {model},
+# {max_model_len} and {max_num_seqs}' --peer-url vllm=http://127.0.0.1:8123"
 bench-peers: $(READY)
 	@$(BIN)/python -m benchmarks.peers $(ARGS)
 

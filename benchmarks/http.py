@@ -17,10 +17,11 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import uvloop
 
 from benchmarks.http_load import Stream, encode, run_closed, run_open
@@ -30,7 +31,6 @@ from splitserve_common import claim_address
 
 _START_S = 120.0
 _PATH = "/v1/completions"
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -74,6 +74,20 @@ def stack(
             process.wait()
 
 
+def model_executor(model: str, options: Sequence[str] = ()) -> list[str]:
+    """Command of an executor with a model, for `stack`."""
+    return [
+        *("executor_service", "--scheduler", "{scheduler}", "--listen", "127.0.0.1:0"),
+        *("--model", model, "--log-level", "error", *options),
+    ]
+
+
+def served_model(host: str) -> str:
+    """Name of the model that an OpenAI server has. Raises OSError if none answers."""
+    with urllib.request.urlopen(f"http://{host}/v1/models", timeout=5) as response:
+        return str(json.load(response)["data"][0]["id"])
+
+
 def wait_until_ready(http: str, tls: ssl.SSLContext | None = None) -> None:
     """Waits until a gateway serves. Raises TimeoutError."""
     url = f"{'http' if tls is None else 'https'}://{http}/health/ready"
@@ -90,12 +104,20 @@ def wait_until_ready(http: str, tls: ssl.SSLContext | None = None) -> None:
 
 
 def cpu_s(pids: dict[str, int]) -> dict[str, float]:
-    """Seconds of a core that each process has used, and this one."""
-    return {
-        name: sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
-        / _TICKS_PER_S
-        for name, pid in {**pids, "client": os.getpid()}.items()
-    }
+    """Seconds of a core that each process has used with its descendants, and this one alone."""
+    used = {}
+    for name, pid in pids.items():
+        process = psutil.Process(pid)
+        family = (process, *process.children(recursive=True))
+        used[name] = sum(map(_own_cpu_s, family))
+    return {**used, "client": _own_cpu_s(psutil.Process())}
+
+
+def _own_cpu_s(process: psutil.Process) -> float:
+    with suppress(psutil.NoSuchProcess):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 def peak_rss_mib(pid: int) -> int:
@@ -143,7 +165,7 @@ def measure_first_token(http: str, pids: dict[str, int], per_s: float, seconds: 
     num_requests = int(per_s * seconds)
     requests = [letters_request(seed, 8, http) for seed in range(num_requests)]
     before = cpu_s(pids)
-    streams = uvloop.run(run_open(http, requests, per_s))
+    streams = uvloop.run(run_open(http, requests, [index / per_s for index in range(num_requests)]))
     used = {name: round(after - before[name], 2) for name, after in cpu_s(pids).items()}
     check(streams, 8)
     ttft_ms = [1e3 * stream.ttft_s for stream in streams]
@@ -159,8 +181,7 @@ def measure_first_token(http: str, pids: dict[str, int], per_s: float, seconds: 
 def measure_server(base: str, concurrency: int, num_tokens: int, prompt_words: int) -> None:
     """Completions of whatever model a server has."""
     host = base.removeprefix("http://").rstrip("/")
-    with urllib.request.urlopen(f"http://{host}/v1/models") as response:
-        model = json.load(response)["data"][0]["id"]
+    model = served_model(host)
     rng = random.Random(concurrency)
     bodies = [
         {
@@ -214,8 +235,7 @@ def main() -> None:
         return
     letters_executor = ["benchmarks.letters_executor", "{scheduler}"]
     if arguments.model:
-        executor = ["executor_service", "--scheduler", "{scheduler}", "--listen", "127.0.0.1:0"]
-        executor += ["--model", arguments.model, "--log-level", "error", *arguments.options.split()]
+        executor = model_executor(arguments.model, arguments.options.split())
         with stack(executor, 64) as (http, _):
             for concurrency in arguments.concurrency:
                 measure_server(http, concurrency, arguments.tokens, arguments.prompt_words)

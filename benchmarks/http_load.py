@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+_POLL_S = 0.005
+
 
 @dataclass(slots=True)
 class Stream:
@@ -69,6 +71,16 @@ class _Reader(asyncio.Protocol):
         if self.done is not None and not self.done.done():
             self.done.set_result(None)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a request can be sent."""
+        return self.transport is not None and not self.transport.is_closing()
+
+    def close(self) -> None:
+        """Closes the connection; a request on it ends with what has come."""
+        assert self.transport is not None
+        self.transport.close()
+
     async def request(self, data: bytes) -> Stream:
         """Sends a request and reads its answer."""
         assert self.transport is not None
@@ -122,8 +134,7 @@ async def run_closed(
     async def one_after_another(reader: _Reader) -> None:
         for index, data in waiting:
             streams[index] = await reader.request(data)
-        assert reader.transport is not None
-        reader.transport.close()
+        reader.close()
 
     num_connections = min(concurrency, len(requests))
     readers = [await _connect(address, tls) for _ in range(num_connections)]
@@ -132,23 +143,60 @@ async def run_closed(
     return [streams[index] for index in range(len(requests))]
 
 
-async def run_open(address: str, requests: Sequence[bytes], per_s: float) -> list[Stream]:
-    """One request every 1/`per_s` seconds, however long they take; connections are used again."""
+async def run_open(address: str, requests: Sequence[bytes], at_s: Sequence[float]) -> list[Stream]:
+    """Sends each request at its time, seconds from now, however long others take; in their order.
+
+    Connections are used again.
+    """
     idle: list[_Reader] = []
     start = time.perf_counter()
 
-    async def at(index: int, data: bytes) -> Stream:
-        await asyncio.sleep(start + index / per_s - time.perf_counter())
+    async def at(instant_s: float, data: bytes) -> Stream:
+        await asyncio.sleep(start + instant_s - time.perf_counter())
+        # Servers close connections that have been idle for some seconds.
+        idle[:] = [reader for reader in idle if reader.is_open]
         reader = idle.pop() if idle else await _connect(address)
         stream = await reader.request(data)
         idle.append(reader)
         return stream
 
-    streams = await asyncio.gather(*(at(index, data) for index, data in enumerate(requests)))
+    streams = await asyncio.gather(*map(at, at_s, requests))
     for reader in idle:
-        assert reader.transport is not None
-        reader.transport.close()
+        reader.close()
     return list(streams)
+
+
+async def run_beside(
+    address: str, running: Sequence[bytes], arriving: bytes, num_arrivals: int
+) -> tuple[list[Stream], Stream]:
+    """Sends `arriving` once each of `running` has had `num_arrivals`; returns `running` and it.
+
+    The streams of `running` are broken off when the other has ended. Raises RuntimeError if one of
+    them ends before.
+    """
+    readers = [await _connect(address) for _ in running]
+    tasks = [
+        asyncio.create_task(reader.request(data))
+        for reader, data in zip(readers, running, strict=True)
+    ]
+    try:
+        while any(len(reader.times_s) < num_arrivals for reader in readers):
+            _check_running(tasks)
+            await asyncio.sleep(_POLL_S)
+        readers.append(await _connect(address))
+        stream = await readers[-1].request(arriving)
+        _check_running(tasks)
+    finally:
+        for reader in readers:
+            reader.close()
+    return await asyncio.gather(*tasks), stream
+
+
+def _check_running(tasks: Sequence[asyncio.Task[Stream]]) -> None:
+    for task in tasks:
+        if task.done():
+            end = task.result().body[-300:]
+            raise RuntimeError(f"a stream beside which another was to run has ended: {end!r}")
 
 
 async def _connect(address: str, tls: ssl.SSLContext | None = None) -> _Reader:

@@ -7,6 +7,8 @@ result file and becomes part of the table: JSON with "startup_to_first_token_s",
 "runs", each with "workload", "out_tok_s" and "tpot_p50" (seconds). With `--peer-command` all of
 them take turns, each started anew: whatever else the machine does then concerns all. Prints one
 JSON object for each run of ours and each workload, then the table.
+
+With `http` as first argument: latencies of HTTP servers (`peers_http`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import shlex
 import statistics
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -28,6 +31,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks import peers_http
 from benchmarks.report import emit, print_table
 from benchmarks.serving import serving, wait_until_connected
 from splitserve_client import AsyncClient, Finish, SamplingParams
@@ -206,6 +210,9 @@ def _range(values: dict[str, list[float]], name: str) -> str:
 
 def main() -> None:
     """Measures, and prints beside what peers measured."""
+    if sys.argv[1:2] == ["http"]:
+        peers_http.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="checkpoint directory")
     parser.add_argument("--workloads", type=Path, required=True, help="JSON file of requests")

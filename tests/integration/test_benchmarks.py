@@ -80,6 +80,14 @@ def _results(output: str) -> list[dict[str, Any]]:
             marks=pytest.mark.thorough("a worktree and two gateways; `http` stays"),
         ),
         pytest.param(
+            "peers",
+            "http --model executor_service/bundled_model --rounds 1 --streams 1 8 "
+            "--requests-per-stream 1 --prompt-lengths 8 16 --output-lengths 16 24 "
+            "--long-prompt 600 --decode-tokens 700",
+            {"engine", "row"},
+            marks=pytest.mark.thorough("a stack; `test_bench_peers_http` stays"),
+        ),
+        pytest.param(
             "ceiling",
             "--executors 1 --rows 4 --step-ms 2 --seconds 0.5 --prompt-tokens 20 --max-tokens 2",
             {"us_per_step", "us_per_request"},

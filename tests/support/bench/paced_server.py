@@ -159,9 +159,9 @@ def _usage(num_tokens: int) -> dict[str, int]:
     }
 
 
-async def main(num_served: int) -> None:
+async def main(num_served: int, port: int) -> None:
     """Serves until the standard input ends."""
-    server = await asyncio.start_server(PacedServer(num_served).connected, "127.0.0.1", 0)
+    server = await asyncio.start_server(PacedServer(num_served).connected, "127.0.0.1", port)
     host, port = server.sockets[0].getsockname()
     sys.stdout.write(f"http://{host}:{port}\n")
     sys.stdout.flush()
@@ -171,4 +171,6 @@ async def main(num_served: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num-served", type=int, default=1000)
-    asyncio.run(main(parser.parse_args().num_served))
+    parser.add_argument("--port", type=int, default=0, help="0: any that is free")
+    arguments = parser.parse_args()
+    asyncio.run(main(arguments.num_served, arguments.port))
