@@ -22,6 +22,8 @@ from executor_service.backends.choose import (
 )
 from executor_service.backends.compute import Compute
 from executor_service.backends.gpu_kernels import tried_kernel
+from executor_service.backends.remembered import ComputeDemand, recall_compute
+from executor_service.backends.trial_cache import TrialCache, open_trial_cache
 
 __all__ = [
     "AUTO",
@@ -30,8 +32,10 @@ __all__ = [
     "TORCH",
     "Candidate",
     "Compute",
+    "ComputeDemand",
     "LayerCompute",
     "LayerDemand",
+    "TrialCache",
     "WhyNotLayer",
     "choose_compute",
     "choose_gpu_attention",
@@ -40,6 +44,8 @@ __all__ = [
     "compute_on_gpu",
     "gpu_candidates",
     "native_draw",
+    "open_trial_cache",
+    "recall_compute",
     "time_attention",
     "tried_kernel",
 ]
