@@ -105,7 +105,7 @@ def _rememberable(model_config: ModelConfig, demand: ComputeDemand) -> Checkpoin
         return None
     if model_config.rounding is not None or not Path(model_config.model).is_dir():
         return None
-    checkpoint = resolve_checkpoint(model_config.model)
+    checkpoint = resolve_checkpoint(model_config.model, is_known=True)
     return checkpoint if checkpoint.quantization is None and checkpoint.gguf is None else None
 
 
