@@ -2,9 +2,11 @@
 
 The first start of a model loads it with `transformers`, and tries the native decoder. If that
 passes, its facts are stored: what the executor says about the model, the names of its tensors, the
-angles of its rotary embedding, its tokenizer, and the logits of a few tokens. A later start with the
-same files, code, processor and options needs neither `transformers` nor trials: it packs the
-tensors of the files, and the logits must be the same, bit by bit.
+frequencies of its rotary embedding, its tokenizer, and the logits of a few tokens. A later start
+with the same files, code, processor and options needs neither `transformers` nor trials: it packs
+the tensors of the files, and the logits must be the same, bit by bit.
+
+Models of the Llama kind with plain weights are remembered, on CPUs and without a draft model.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -212,9 +214,10 @@ def _plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     plain = {}
     for name, setting in settings.items():
         try:
-            plain[name] = json.loads(json.dumps(setting))
+            json.dumps(setting)
         except (TypeError, ValueError):
             continue
+        plain[name] = setting
     return plain
 
 

@@ -26,13 +26,15 @@ import splitserve_kernels
 from splitserve_common import parse_json
 from splitserve_kernels.cpu.build import BuildFailed, cache_directory
 
-# A directory for these files, or OFF.
+# A directory for these files, or OFF. `splitserve_options` knows the name, too.
 TRIALS_VARIABLE = "SPLITSERVE_TRIAL_CACHE"
 OFF = "off"
 
 # A file holds a tokenizer, which is most of it. The oldest go.
 _MAX_FILES = 32
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+# Source of the executor and of the kernels.
+_ROOTS = (Path(__file__).parents[1], *map(Path, splitserve_kernels.__path__))
 _SOURCES = (".py", ".cpp", ".h")
 _CPUINFO = Path("/proc/cpuinfo")
 # Lines of /proc/cpuinfo that do not change while the machine runs.
@@ -75,11 +77,12 @@ class TrialCache:
         path = self._path(key)
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.directory, delete=False) as file:
-                file.write(_sha256(body).encode() + b"\n" + body)
-            os.replace(file.name, path)
-            written = sorted(self.directory.glob("*.json"), key=lambda each: each.stat().st_mtime)
-            for oldest in written[:-_MAX_FILES]:
+            with tempfile.TemporaryDirectory(dir=self.directory) as scratch:
+                written = Path(scratch) / path.name
+                written.write_bytes(_sha256(body).encode() + b"\n" + body)
+                written.replace(path)
+            files = [(each.stat().st_mtime_ns, each) for each in self.directory.glob("*.json")]
+            for _, oldest in sorted(files)[:-_MAX_FILES]:
                 oldest.unlink(missing_ok=True)
         except OSError as error:
             _log.warning("trials_not_remembered reason=%r", str(error))
@@ -121,14 +124,13 @@ def trial_key(directory: Path, weight_files: Iterable[Path], digest: str, option
 
 
 @cache
-def code_digest() -> str:
-    """Returns the digest of the executor's and the kernels' source, and of the packages' versions.
+def code_digest(roots: tuple[Path, ...] = _ROOTS) -> str:
+    """Returns the digest of the source below `roots`, and of the versions of packages it calls.
 
-    Constant while the process runs.
+    It is computed once in a process.
     """
     sha256 = hashlib.sha256()
-    executor = Path(__file__).parents[1]
-    for root in (executor, *map(Path, splitserve_kernels.__path__)):
+    for root in roots:
         for path in sorted(each for each in root.rglob("*") if each.suffix in _SOURCES):
             sha256.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
     versions = [(name, metadata.version(name)) for name in _PACKAGES]
