@@ -52,6 +52,8 @@ _log = logging.getLogger(__name__)
 _NUM_SEQUENCES, _NUM_TOKENS = 2, 4
 # Positions whose angles are compared at the beginning and at the end.
 _NUM_POSITIONS = 4096
+# Pages of compared weights are released when there are so many.
+_RELEASED_BYTES = 64 * 2**20
 _DTYPES = {str(dtype): dtype for dtype in DTYPES}
 _TEXTS = ("name", "architecture", "digest")
 _NUMBERS = ("vocab_size", "max_model_len", "sliding_window", "keeps_logits", "weights_bytes")
@@ -233,11 +235,16 @@ def _read(stored: LazyTensor, dtype: torch.dtype) -> Tensor:
 def _why_other_tensors(checkpoint: Checkpoint, model: Any) -> str | None:  # noqa: ANN401
     """Returns why the tensors of the files are not the parameters of `model`; None if they are."""
     stored = lazy_plain_weights(checkpoint.weight_files)
+    num_bytes = 0
     for name, parameter in model.named_parameters():
         if name not in stored:
             return f"{name} is not in the files"
         if not torch.equal(_read(stored[name], parameter.dtype), parameter):
             return f"{name} has other numbers in the files"
+        num_bytes += parameter.nbytes
+        if num_bytes >= _RELEASED_BYTES:
+            num_bytes = 0
+            release_file_pages()
     release_file_pages()
     return None
 

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from executor_service.backends import TrialCache, open_trial_cache
-from executor_service.backends.trial_cache import (
+from executor_service.backends import (
     OFF,
     TRIALS_VARIABLE,
+    TrialCache,
     code_digest,
     cpu_digest,
+    open_trial_cache,
     trial_key,
 )
 from splitserve_kernels.cpu.build import CACHE_VARIABLE
-from splitserve_options.option import TRIALS_ENV
+from splitserve_options import options
 
 FACTS = {"name": "model", "layers": [[2, 16, 16]], "scaling": 0.1}
 CPU = """processor\t: 0
@@ -74,7 +75,7 @@ def test_trial_cache_forgets_the_oldest_when_there_are_many(tmp_path: Path) -> N
 def test_open_trial_cache_finds_the_directory_that_the_environment_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert TRIALS_VARIABLE == TRIALS_ENV
+    assert options.parse("executor", [], {TRIALS_VARIABLE: OFF})
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "kernels"))
     for value, expected in (
         (str(tmp_path), TrialCache(tmp_path)),
