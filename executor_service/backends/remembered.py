@@ -39,7 +39,7 @@ from executor_service.decoders import (
 from executor_service.device import KVCache, LayerShape, release_file_pages, release_freed_memory
 from executor_service.errors import TrialFailed
 from executor_service.model import LoadedModel, Target, num_scratch_blocks, run_in_steps
-from executor_service.quantization import LazyTensor, lazy_plain_weights
+from executor_service.quantization import lazy_plain_weights
 from executor_service.steps import DefaultSampling, TokenizerFile
 from executor_service.trials import trial_failures
 from splitserve_kernels.cpu import DTYPES, load_library
@@ -152,7 +152,11 @@ def _described(checkpoint: Checkpoint, loaded: LoadedModel) -> dict[str, Any] | 
     rotary = model.model.rotary_emb
     try:
         plain = PlainRotary(rotary.inv_freq, float(rotary.attention_scaling))
-        reason = _why_other_tensors(checkpoint, model) or _why_other_angles(loaded, plain)
+        reason = (
+            _why_warned(checkpoint, loaded)
+            or _why_other_tensors(checkpoint, model)
+            or _why_other_angles(loaded, plain)
+        )
     except (AttributeError, TypeError) as error:
         reason = str(error)
     if reason is not None:
@@ -186,7 +190,7 @@ def _loaded_from(checkpoint: Checkpoint, facts: Mapping[str, Any]) -> LoadedMode
     """Returns the model that `facts` describe, with the tensors of the checkpoint's files."""
     dtype = _DTYPES[facts["dtype"]]
     stored = lazy_plain_weights(checkpoint.weight_files)
-    tensors = {name: _read(stored[name], dtype) for name in facts["tensors"]}
+    tensors = {name: stored[name][:].to(dtype) for name in facts["tensors"]}
     rotary = PlainRotary(torch.tensor(facts["frequencies"]), facts["scaling"])
     model = PlainModel(tensors, facts["config"], rotary, facts["epsilon"])
     texts: dict[str, TokenizerFile] = {
@@ -228,8 +232,13 @@ def _tensor_names(model: Any) -> list[str]:  # noqa: ANN401
     return [name for name, _ in model.named_parameters()]
 
 
-def _read(stored: LazyTensor, dtype: torch.dtype) -> Tensor:
-    return stored[:].to(dtype)
+def _why_warned(checkpoint: Checkpoint, loaded: LoadedModel) -> str | None:
+    """Returns what each start has to warn of, or to decide again; None if there is nothing."""
+    if loaded.digest != checkpoint.digest():
+        return "its angles were changed"
+    if isinstance(loaded.tokenizer_files.get("tokenizer.json"), Path):
+        return "its tokenizer is used as it is"
+    return None
 
 
 def _why_other_tensors(checkpoint: Checkpoint, model: Any) -> str | None:  # noqa: ANN401
@@ -239,7 +248,10 @@ def _why_other_tensors(checkpoint: Checkpoint, model: Any) -> str | None:  # noq
     for name, parameter in model.named_parameters():
         if name not in stored:
             return f"{name} is not in the files"
-        if not torch.equal(_read(stored[name], parameter.dtype), parameter):
+        tensor = stored[name][:]
+        if tensor.dtype == torch.float16:
+            return "its weights are float16; free memory decides in what a CPU computes them"
+        if not torch.equal(tensor.to(parameter.dtype), parameter):
             return f"{name} has other numbers in the files"
         num_bytes += parameter.nbytes
         if num_bytes >= _RELEASED_BYTES:

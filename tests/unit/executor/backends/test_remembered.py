@@ -23,7 +23,11 @@ from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.decoders import rotation_at
 from executor_service.model import LoadedModel
 from tests.support.models.model_pair import served_logits
-from tests.support.models.tiny_models import edit_json, make_tiny_model
+from tests.support.models.tiny_models import (
+    MAX_POSITION_EMBEDDINGS,
+    edit_json,
+    make_tiny_model,
+)
 
 BLOCK_SIZE = 8
 PROMPT = [(11 * i + 5) % 90 for i in range(45)]
@@ -40,9 +44,12 @@ class Start:
     cache: TrialCache
     num_loads: int = 0
     demand: ComputeDemand = field(default=DEMAND)
+    max_model_len: int | None = None
 
     def __call__(self, directory: Path, dtype: str = "auto") -> Compute:
-        config = ModelConfig(str(directory), dtype=dtype, keeps_packed=True)
+        config = ModelConfig(
+            str(directory), dtype=dtype, keeps_packed=True, max_model_len=self.max_model_len
+        )
 
         def load() -> LoadedModel:
             self.num_loads += 1
@@ -69,7 +76,7 @@ def logits_of(compute: Compute) -> torch.Tensor:
     [
         ("llama", torch.float32, {}),
         ("llama", torch.bfloat16, {"tie_word_embeddings": True}),
-        ("llama", torch.float16, {"attention_bias": True, "mlp_bias": True}),
+        ("llama", torch.float32, {"attention_bias": True, "mlp_bias": True}),
         ("qwen3", torch.bfloat16, {}),
         ("mistral", torch.float32, {}),
         (
@@ -203,6 +210,12 @@ def test_recall_compute_remembers_no_model_that_the_decoder_does_not_run(
     tmp_path: Path, start: Start
 ) -> None:
     start(make_tiny_model("gpt_neox", tmp_path / "neox"))
+    start(make_tiny_model("llama", tmp_path / "half", dtype=torch.float16))
+    long = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    start.max_model_len = 2 * MAX_POSITION_EMBEDDINGS
+    # Each start warns of the changed angles.
+    start(make_tiny_model("llama", tmp_path / "long", overrides={"rope_parameters": long}))
+    start.max_model_len = None
     start.demand = replace(DEMAND, backend=TORCH)
     start(make_tiny_model("llama", tmp_path / "llama"))
     assert not start.cache.directory.exists()
