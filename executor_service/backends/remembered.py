@@ -6,7 +6,8 @@ frequencies of its rotary embedding, its tokenizer, and the logits of a few toke
 with the same files, code, processor and options needs neither `transformers` nor trials: it packs
 the tensors of the files, and the logits must be the same, bit by bit.
 
-Models of the Llama kind with plain weights are remembered, on CPUs and without a draft model.
+Models of the Llama kind in a folder, with plain weights, are remembered, on CPUs and without a
+draft model; none of which each start has to warn.
 """
 
 from __future__ import annotations
