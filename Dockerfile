@@ -88,8 +88,10 @@ COPY --from=build /dist /dist
 RUN pip install --quiet "$(echo /dist/*.whl)[executor]"
 COPY --from=kernels /kernels /opt/splitserve/kernels
 USER splitserve
-# Models that are downloaded are kept under /models; mount a volume there.
-ENV SPLITSERVE_LISTEN=0.0.0.0:50052 HF_HOME=/models SPLITSERVE_KERNEL_CACHE=/opt/splitserve/kernels
+# Models that are downloaded, and which models passed their trials, are kept under /models; mount a
+# volume there.
+ENV SPLITSERVE_LISTEN=0.0.0.0:50052 HF_HOME=/models SPLITSERVE_KERNEL_CACHE=/opt/splitserve/kernels \
+    SPLITSERVE_TRIAL_CACHE=/models/trials
 # Compiles and imports a module, and looks for the CPU kernels: an image without either is not built.
 RUN python -m splitserve_kernels.toolchain
 EXPOSE 50052

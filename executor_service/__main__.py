@@ -11,9 +11,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import Future, InvalidStateError
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -40,6 +40,7 @@ from splitserve_common import (
     Discovery,
     FilesUnusable,
     discovery,
+    imports_without_collections,
     is_loopback,
     printable,
     say_why_not,
@@ -126,29 +127,15 @@ def _open_metrics(config: ExecutorConfig) -> ExecutorMetrics | None:
     return ExecutorMetrics(config.metrics)
 
 
-@contextmanager
-def _importing() -> Iterator[None]:
-    """Keeps garbage collections away from imports, whose objects live as long as the process.
-
-    They would cost a second while torch is imported.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
 def _load(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     # Torch takes seconds to import; by now the port is bound and health is answered.
-    with _importing():
+    with imports_without_collections():
         from executor_service.checkpoint import check_directory
     if config.model != BUNDLED_MODEL:
         check_directory(config.model)
     if config.draft_model not in (None, BUNDLED_MODEL):
         check_directory(config.draft_model)
-    with _importing():
+    with imports_without_collections():
         from executor_service.engine_loader import load_engine
     loaded = load_engine(config, executor_epoch)
     # Objects of the model live as long; no collection during a step needs to visit them.

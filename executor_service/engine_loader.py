@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,11 +14,15 @@ from pathlib import Path
 
 import torch
 
-# Loading a model needs this import. At this place __main__ has the garbage collector off.
-import transformers.modeling_utils  # noqa: F401
-
 from executor_service.adapters import AdapterStore, read_adapter
-from executor_service.backends import TORCH, Compute, choose_compute
+from executor_service.backends import (
+    TORCH,
+    Compute,
+    ComputeDemand,
+    choose_compute,
+    open_trial_cache,
+    recall_compute,
+)
 from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.config import ExecutorConfig
 from executor_service.device import (
@@ -56,6 +61,7 @@ from executor_service.steps import (
     TokenizerFile,
 )
 from splitserve_adapters import AdapterInvalid
+from splitserve_common import imports_without_collections
 from splitserve_options import BUNDLED_MODEL
 from splitserve_rpc import MAX_MESSAGE_BYTES
 
@@ -96,14 +102,7 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     model_config = _model_config(config, _take_device(config))
-    compute = choose_compute(
-        lambda: load_model(model_config),
-        config.attention_backend,
-        config.block_size,
-        is_deterministic=config.deterministic,
-        is_int8=config.quantization == "int8",
-        flash_attention_3=config.flash_attn_3_from,
-    )
+    compute = _compute(config, model_config)
     loaded = compute.loaded
     if loaded.vectors is not None:
         _check_vectors(config, loaded, loaded.vectors)
@@ -178,6 +177,36 @@ def load_engine(config: ExecutorConfig, executor_epoch: int) -> LoadedEngine:
         drafts=drafts,
         adapters=adapters,
     )
+
+
+def _compute(config: ExecutorConfig, model_config: ModelConfig) -> Compute:
+    """Returns the code that computes the model: remembered from an earlier start, or tried now."""
+    is_int8 = config.quantization == "int8"
+
+    def load() -> LoadedModel:
+        if "transformers.modeling_utils" not in sys.modules:
+            with imports_without_collections():
+                import transformers.modeling_utils  # noqa: F401
+        return load_model(model_config)
+
+    def choose(load: Callable[[], LoadedModel]) -> Compute:
+        return choose_compute(
+            load,
+            config.attention_backend,
+            config.block_size,
+            is_deterministic=config.deterministic,
+            is_int8=is_int8,
+            flash_attention_3=config.flash_attn_3_from,
+        )
+
+    cache = open_trial_cache()
+    # Draft models may use parts of the model that a decoder does not keep.
+    if cache is None or config.draft_model is not None:
+        return choose(load)
+    demand = ComputeDemand(
+        config.attention_backend, config.block_size, config.deterministic, is_int8
+    )
+    return recall_compute(cache, model_config, demand, load, choose)
 
 
 def _token_features(

@@ -45,6 +45,8 @@ if not _HAS_GPU:
 
 
 # Executors of other tests, or of the machine, are not to take part in their plans.
+# Nor are earlier tests to have tried the models of later ones.
+os.environ["SPLITSERVE_TRIAL_CACHE"] = "off"
 os.environ["SPLITSERVE_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="splitserve-tests-")
 atexit.register(shutil.rmtree, os.environ["SPLITSERVE_RUNTIME_DIR"], ignore_errors=True)
 

@@ -35,6 +35,7 @@ from splitserve_common.files import (
     warn_if_readable,
 )
 from splitserve_common.grpc_threads import GRPC_ENVIRONMENT, with_fewer_threads
+from splitserve_common.imports import imports_without_collections
 from splitserve_common.process_log import (
     CONTINUED,
     LOGGING_PACKAGES,
@@ -98,6 +99,7 @@ __all__ = [
     "context_fields",
     "discovery",
     "exposed",
+    "imports_without_collections",
     "is_address",
     "is_loopback",
     "is_reachable_address",

@@ -24,6 +24,8 @@ CLIENT_ENV = (
 )
 # Variable that the CPU kernels read. The container image of executors sets it.
 KERNELS_ENV = "SPLITSERVE_KERNEL_CACHE"
+# Variable that names the directory of remembered trials, or turns it off.
+TRIALS_ENV = "SPLITSERVE_TRIAL_CACHE"
 
 
 class OptionKind(enum.Enum):

@@ -30,6 +30,7 @@ from splitserve_options.option import (
     DEFAULT_CLUSTER_ADDRESS,
     ENV_PREFIX,
     KERNELS_ENV,
+    TRIALS_ENV,
     Command,
     Option,
     OptionKind,
@@ -235,7 +236,7 @@ def options_of(command: Command) -> tuple[Option, ...]:
 
 def unknown_variables(environ: Mapping[str, str]) -> str:
     """Returns a line about SPLITSERVE_ variables that no process reads; empty if there are none."""
-    known = {option.env for option in OPTIONS} | {CONFIG_ENV, KERNELS_ENV, *CLIENT_ENV}
+    known = {option.env for option in OPTIONS} | {CONFIG_ENV, KERNELS_ENV, TRIALS_ENV, *CLIENT_ENV}
     unknown = sorted(n for n in environ if n.startswith(ENV_PREFIX) and n not in known)
     if not unknown:
         return ""

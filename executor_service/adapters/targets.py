@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -70,9 +71,9 @@ def _routers(
 
 def is_transposed(module: nn.Module) -> bool:
     """Returns whether a linear layer has its weights as [inputs, outputs]."""
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(module, Conv1D)
+    # Nobody has made such a layer if its class was never imported, which takes seconds.
+    classes = sys.modules.get("transformers.pytorch_utils")
+    return classes is not None and isinstance(module, classes.Conv1D)
 
 
 def _sizes(module: Any) -> tuple[int, int] | None:  # noqa: ANN401

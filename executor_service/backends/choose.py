@@ -46,6 +46,7 @@ from executor_service.backends.gpu_kernels import (
     static_draw_of,
 )
 from executor_service.decoders import (
+    NativeModel,
     NativePagedModel,
     build_native_model,
     pack_linears,
@@ -130,16 +131,23 @@ def choose_compute(
             f" results depend on the batch{_because(compute)}; allowed: models that the native"
             " decoder of CPUs supports"
         )
-    description = f"{compute.description}, int8" if is_int8 else compute.description
     if is_int8 and compute.loaded.quantization is not None:
         _log.warning(
             "weights_rounded_again format=%s: int8 rounds weights that the checkpoint has rounded"
             " already",
             compute.loaded.quantization,
         )
-    # No replacement of the model comes later, so its expected logits can go.
+    return finished_compute(compute)
+
+
+def finished_compute(compute: Compute) -> Compute:
+    """Returns `compute` as it serves: no replacement of its model comes later.
+
+    The model's expected logits go.
+    """
     loaded = replace(compute.loaded, expected=None)
     release_freed_memory()
+    description = f"{compute.description}, int8" if compute.is_int8 else compute.description
     return replace(compute, loaded=loaded, description=description)
 
 
@@ -290,6 +298,18 @@ def _native_decoder(
     is_exact: bool,
 ) -> Compute:
     native = build_native_model(loaded, library, is_int8=is_int8, is_exact=is_exact)
+    return native_compute(loaded, native, library, block_size, is_int8=is_int8)
+
+
+def native_compute(
+    loaded: LoadedModel,
+    native: NativeModel,
+    library: NativeLibrary,
+    block_size: int,
+    *,
+    is_int8: bool,
+) -> Compute:
+    """Returns `native`, which passed its trials, as the code that runs `loaded`."""
     loaded = replace(loaded, weights_bytes=native.num_bytes)
 
     def make_model(_loaded: LoadedModel, cache: KVCache) -> PagedModel:
@@ -303,6 +323,7 @@ def _native_decoder(
         native_draw(library),
         is_batch_invariant=True,
         is_int8=is_int8,
+        native=native,
     )
 
 

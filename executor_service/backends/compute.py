@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from executor_service.decoders import unknown_fields
+from executor_service.decoders import NativeModel, unknown_fields
 from executor_service.device import CopyBlocks, copy_in_torch
 from executor_service.errors import TrialFailed
 from executor_service.model import LoadedModel, MakeModel
@@ -32,7 +32,8 @@ class Compute:
     however its tokens are cut into steps. `is_int8`: matrices are rounded to 8 bits.
     `is_recordable`: CUDA graphs can record the steps. `static_draw`: draws tokens in these
     recordings; None for no draws there. `why_slow`: reason why `loaded` does not run in the fastest
-    code for its class of models and its device; None if it does.
+    code for its class of models and its device; None if it does. `native`: the native decoder; None
+    for other code.
     """
 
     loaded: LoadedModel
@@ -47,6 +48,7 @@ class Compute:
     adjust: Adjust = adjust_in_torch
     static_draw: StaticDraw | None = None
     why_slow: str | None = None
+    native: NativeModel | None = None
 
 
 def log_decoder_refused(what: str, loaded: LoadedModel, error: TrialFailed, price: str) -> str:

@@ -1,6 +1,7 @@
 """Checkpoints: checks of their files and configuration, and loading of models and tokenizers."""
 
 from executor_service.checkpoint.audio_input import read_audio_info
+from executor_service.checkpoint.base_tensors import base_tensors
 from executor_service.checkpoint.folder import Checkpoint, check_directory, resolve_checkpoint
 from executor_service.checkpoint.generation_config import GenerationConfig, read_generation_config
 from executor_service.checkpoint.gguf_tokenizer import TokenizerUnknown, build_gguf_tokenizer
@@ -19,6 +20,7 @@ __all__ = [
     "ModelConfig",
     "ModelTokenizer",
     "TokenizerUnknown",
+    "base_tensors",
     "build_gguf_tokenizer",
     "check_directory",
     "is_kv_scale",

@@ -142,11 +142,11 @@ def check_directory(model: str) -> None:
         _check_files(directory, weight_format)
 
 
-def resolve_checkpoint(model: str) -> Checkpoint:
+def resolve_checkpoint(model: str, *, is_known: bool = False) -> Checkpoint:
     """Finds the checkpoint `model`: a directory, or a model id of the Hugging Face hub.
 
-    Raises ModelUnreadable if it is missing, incomplete or broken, and ModelUnsupported for a kind
-    of checkpoint that is not served.
+    `is_known`: does not ask `transformers` about the type of model. Raises ModelUnreadable if it is
+    missing, incomplete or broken, and ModelUnsupported for a kind of checkpoint that is not served.
     """
     try:
         directory = find_checkpoint(model) or _download(model)
@@ -156,7 +156,7 @@ def resolve_checkpoint(model: str) -> Checkpoint:
         check_folder(directory)
     except NoCheckpoint as error:
         raise ModelUnreadable(str(error)) from error
-    config = _read_config(directory)
+    config = _read_json(directory / "config.json") if is_known else _read_config(directory)
     weight_format = declared_format(directory, config)
     files = _check_files(directory, weight_format)
     return Checkpoint(directory, files, config, weight_format)

@@ -14,6 +14,7 @@ from executor_service.decoders.gpu_linears import (
 from executor_service.decoders.llama_config import (
     release_weights,
     rotation,
+    rotation_at,
     take_layers,
     unknown_fields,
     why_not_llama,
@@ -25,6 +26,7 @@ from executor_service.decoders.packed_linears import (
     PackedLinearModule,
     pack_linears,
 )
+from executor_service.decoders.plain_parts import PlainModel, PlainRotary
 
 __all__ = [
     "GpuLinears",
@@ -33,11 +35,14 @@ __all__ = [
     "NativePagedModel",
     "PackedEmbeddingModule",
     "PackedLinearModule",
+    "PlainModel",
+    "PlainRotary",
     "build_native_model",
     "pack_linears",
     "pack_linears_on_gpu",
     "release_weights",
     "rotation",
+    "rotation_at",
     "take_layers",
     "unknown_fields",
     "why_not_llama",

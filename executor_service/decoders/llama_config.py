@@ -25,6 +25,7 @@ from executor_service.model import (
     QuantizedLinear,
     quantized_layers,
     show_progress,
+    weights_bytes,
 )
 from splitserve_kernels.decoder_inputs import DecoderShape, LayerWeights, LinearWeights
 
@@ -236,6 +237,9 @@ def _fields_of_others() -> frozenset[str]:
 # docs/adr/0009-decoder-eligibility.md.
 
 HEAD = "lm_head"
+# Pages of packed weights are released when there are so many, or this part of all.
+_RELEASED_BYTES = 64 * 2**20
+_NUM_RELEASES = 8
 # Names of the matrices of a layer, in the order of the fields of LayerUpdates.
 LAYER_MATRICES = (
     "self_attn.q_proj",
@@ -318,6 +322,7 @@ def take_layers(loaded: LoadedModel) -> Iterator[LayerWeights]:
     """
     model: Any = loaded.model
     layers = list(zip(model.model.layers, loaded.layer_windows, strict=True))
+    num_bytes, enough = 0, min(_RELEASED_BYTES, weights_bytes(model) // _NUM_RELEASES)
     for layer, window in show_progress(layers, "layers packed"):
         attention, mlp = layer.self_attn, layer.mlp
         yield LayerWeights(
@@ -334,9 +339,14 @@ def take_layers(loaded: LoadedModel) -> Iterator[LayerWeights]:
             key_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
             sliding_window=window,
         )
+        num_bytes += weights_bytes(layer)
+        is_quantised = bool(quantized_layers(layer))
         release_weights(layer)
-        release_file_pages()
-        release_freed_memory()
+        # Finding the pages takes as long as packing a small layer.
+        if is_quantised or num_bytes >= enough:
+            num_bytes = 0
+            release_file_pages()
+            release_freed_memory()
 
 
 def linear_weights(

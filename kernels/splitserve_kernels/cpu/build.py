@@ -113,7 +113,7 @@ def _cached_path(variant: Variant) -> Path:
     for source in sorted(_SOURCE_DIRECTORY.iterdir()):
         digest.update(source.read_bytes())
     digest.update(repr((variant.compiler_flags, _FLAGS, platform.machine())).encode())
-    return _cache_directory() / f"splitserve_cpu_{variant.name}_{digest.hexdigest()[:16]}.so"
+    return cache_directory() / f"splitserve_cpu_{variant.name}_{digest.hexdigest()[:16]}.so"
 
 
 def _compile(compiler: str, variant: Variant, openmp: Path | None, target: Path) -> Path:
@@ -154,7 +154,7 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _cache_directory() -> Path:
+def cache_directory() -> Path:
     """Returns the directory of compiled kernels. Raises BuildFailed."""
     directory = os.environ.get(CACHE_VARIABLE)
     if directory:

@@ -3,9 +3,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from executor_service.backends import TRIALS_VARIABLE
 from executor_service.checkpoint import ModelConfig, load_model
 from executor_service.errors import ModelUnsupported
 from executor_service.model import LoadedModel
@@ -96,6 +98,26 @@ def test_load_engine_announces_no_adapters_when_none_are_wanted(tmp_path: Path) 
     assert Feature.ADAPTERS not in info.features
     assert info.limits.max_adapters_per_step is None
     assert info.adapter_support is None
+
+
+@pytest.mark.usefixtures("native_library")
+def test_load_engine_describes_the_same_model_when_it_was_tried_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TRIALS_VARIABLE, str(tmp_path))
+    first = load_engine_of("--num-device-blocks=8")
+    monkeypatch.setattr("executor_service.engine_loader.load_model", _never)
+    second = load_engine_of("--num-device-blocks=8")
+    assert replace(second.info, trial_step=None) == replace(first.info, trial_step=None)
+    assert (second.compute, second.architecture) == (first.compute, first.architecture)
+    assert second.tokenizer_files == first.tokenizer_files
+    assert second.grammars is not None
+    with pytest.raises(AssertionError):
+        load_engine_of("--num-device-blocks=8", "--draft-model=bundled")
+
+
+def _never(_: ModelConfig) -> NoReturn:
+    raise AssertionError("the model was tried before")
 
 
 def test_load_engine_refuses_fp8_by_name_when_on_a_cpu() -> None:
