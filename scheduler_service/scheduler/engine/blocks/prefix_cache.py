@@ -105,12 +105,9 @@ class PrefixCache:
         """
         if not self.is_used_by(sequence):
             return []
-        hashes = self.chain(sequence, token_ids, first_index + len(block_ids))
-        return [
-            block_id
-            for index, block_id in enumerate(block_ids, first_index + 1)
-            if block_id >= 0 and self._device.publish(block_id, hashes[index])
-        ]
+        end = first_index + len(block_ids)
+        hashes = self.chain(sequence, token_ids, end)[first_index + 1 : end + 1]
+        return self._device.publish_each(block_ids, hashes)
 
     def publish_rows(self, rows: RowColumns, row_ids: Int64Array, indexes: Int64Array) -> None:
         """Makes one block of each row findable: table index `indexes[i]` of row `row_ids[i]`.
@@ -118,25 +115,18 @@ class PrefixCache:
         The tokens of these blocks must be known. For a released block only the hash is kept, as the
         parent of later blocks.
         """
-        block_size = self._config.block_size
-        blocks = rows.block_tables[row_ids, indexes].tolist()
-        # There are mostly few rows: slices are faster than one fancy index.
-        for row_id, index, block_id in zip(row_ids.tolist(), indexes.tolist(), blocks, strict=True):
+        numbers, ends = row_ids.tolist(), indexes.tolist()
+        blocks, tokens = rows.blocks_at(row_ids, indexes)
+        chains = [rows.chains[row_id] for row_id in numbers]
+        if [len(chain) - 1 for chain in chains] == ends:  # the usual case
+            hashes = [blake2b(c[-1] + data).digest() for c, data in zip(chains, tokens, strict=True)]
+            for chain, block_hash in zip(chains, hashes, strict=True):
+                chain.append(block_hash)
+            self._device.publish_each(blocks, hashes)
+            return
+        for row_id, index, block_id in zip(numbers, ends, blocks, strict=True):
             sequence = rows.sequence(row_id)
-            if sequence.request.scheduling.uses_prefix_cache:
-                chain = sequence.block_hashes
-                if len(chain) <= index:
-                    # The result of an earlier block arrived while the sequence had no row.
-                    self.chain(sequence, rows.known_tokens(row_id), index)
-                if len(chain) == index + 1:
-                    parent = chain[index]
-                    if sequence.request.scheduling.num_public_prefix_tokens:
-                        parent = boundary_of(self._config, sequence.request).parent(chain)
-                    start = index * block_size
-                    tokens = rows.token_ids[row_id, start : start + block_size]
-                    chain.append(hash_block(parent, tokens.tobytes()))
-                if block_id >= 0:
-                    self._device.publish(block_id, chain[index + 1])
+            self.publish(sequence, rows.known_tokens(row_id), [block_id], index)
 
     def chain(self, sequence: Sequence, token_ids: Int32Array, num_blocks: int) -> list[bytes]:
         """Returns the hash chain of a sequence: root hash, then `num_blocks` or more block hashes.
