@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_left
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -256,16 +257,17 @@ class RowColumns:
 
     def blocks_at(
         self, row_ids: Int64Array, indexes: Int64Array
-    ) -> tuple[list[int], list[bytes]]:
-        """Returns block `indexes[i]` of the table of each row i, and its tokens as int32.
+    ) -> Iterator[tuple[int, int, int, bytes]]:
+        """Returns each row, its index, the block of its table there, and the block's tokens.
 
-        The tokens must be known.
+        The tokens, int32, must be known.
         """
         table, tokens = self.block_tables, self.token_ids.view(self._block_of_tokens)
+        places = zip(row_ids.tolist(), indexes.tolist(), strict=True)
         if len(row_ids) < _FEW:
-            places = list(zip(row_ids.tolist(), indexes.tolist(), strict=True))
-            return [table.item(at) for at in places], [tokens.item(at) for at in places]
-        return table[row_ids, indexes].tolist(), tokens[row_ids, indexes].tolist()
+            return ((row, at, table.item(row, at), tokens.item(row, at)) for row, at in places)
+        parts = table[row_ids, indexes].tolist(), tokens[row_ids, indexes].tolist()
+        return zip(row_ids.tolist(), indexes.tolist(), *parts, strict=True)
 
     def block_table(self, row_id: int) -> Int32Array:
         """Returns the block table of a row, as a view; -1 where a block was released."""

@@ -46,6 +46,7 @@ class Results:
     ) -> None:
         self._config = config
         self._block_size: Int32Array = np.array(config.block_size, np.int32)
+        self._last_in_block: Int32Array = self._block_size - ONE
         self._placement = placement
         self._shortfalls = shortfalls
         self._rows = placement.rows
@@ -237,7 +238,7 @@ class Results:
         if work.num_more_tokens is not None:
             self._publish_runs(work, outcome.counts, is_current)
             return
-        is_full = work.num_computed_tokens % block_size == block_size - ONE
+        is_full = work.num_computed_tokens % block_size == self._last_in_block
         if not np.count_nonzero(is_full):
             return
         if len(work.token_ids):
@@ -246,7 +247,7 @@ class Results:
         if is_current is not None:
             is_full &= is_current
         row_ids = work.row_ids[is_full]
-        indexes = work.num_computed_tokens[is_full].astype(np.int64) // self._config.block_size
+        indexes = (work.num_computed_tokens[is_full] // block_size).astype(np.int64)
         self._placement.blocks.prefixes.publish_rows(self._rows, row_ids, indexes)
 
     def _publish_runs(
