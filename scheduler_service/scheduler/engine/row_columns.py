@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -27,8 +27,6 @@ _MIN_PAUSE_NS = 2_000_000
 _MAX_PAUSE_NS = 50_000_000
 RELEASED = -1
 _NO_CHAIN: list[bytes] = []
-# Number of items below which it is slower to index an array with arrays than with each number.
-_FEW = 16
 
 _NO_TOKENS = np.empty(0, np.int32)
 _NO_ROWS = np.empty(0, np.int64)
@@ -105,6 +103,7 @@ class RowColumns:
         self.last_step_id = np.zeros(max_num_rows, np.int64)
         self.stay_ids = np.zeros(max_num_rows, np.int64)
         self.client_keys = np.zeros(max_num_rows, np.int64)
+        self._ones = np.ones(max_num_rows, np.int32)
         self.chains: list[list[bytes]] = [_NO_CHAIN] * max_num_rows
         self.is_plain = np.zeros(max_num_rows, np.bool_)
         self.num_not_plain = 0
@@ -146,7 +145,7 @@ class RowColumns:
         """Whether each row has a single token to compute, and a slot for it."""
         is_decode = self.num_tokens - self.num_computed == ONE
         is_decode &= self.num_computed < self.run_limit
-        return np.count_nonzero(is_decode) == len(self._row_order)
+        return bool(np.count_nonzero(is_decode) == len(self._row_order))
 
     @property
     def stuck(self) -> Int64Array:
@@ -255,19 +254,11 @@ class RowColumns:
         """Returns the known tokens of a row, as a view."""
         return self.token_ids[row_id, : self.num_known[row_id]]
 
-    def blocks_at(
-        self, row_ids: Int64Array, indexes: Int64Array
-    ) -> Iterator[tuple[int, int, int, bytes]]:
-        """Returns each row, its index, the block of its table there, and the block's tokens.
-
-        The tokens, int32, must be known.
-        """
-        table, tokens = self.block_tables, self.token_ids.view(self._block_of_tokens)
-        places = zip(row_ids.tolist(), indexes.tolist(), strict=True)
-        if len(row_ids) < _FEW:
-            return ((row, at, table.item(row, at), tokens.item(row, at)) for row, at in places)
-        parts = table[row_ids, indexes].tolist(), tokens[row_ids, indexes].tolist()
-        return zip(row_ids.tolist(), indexes.tolist(), *parts, strict=True)
+    @property
+    def block_tokens(self) -> Callable[[int, int], bytes]:
+        """Function that returns the tokens, int32, of a row's block at a table index."""
+        tokens_at: Callable[[int, int], bytes] = self.token_ids.view(self._block_of_tokens).item
+        return tokens_at
 
     def block_table(self, row_id: int) -> Int32Array:
         """Returns the block table of a row, as a view; -1 where a block was released."""
@@ -330,10 +321,13 @@ class RowColumns:
         num_slots, num_told_slots = self.num_slots[row_ids], self.num_told_slots[row_ids]
         self.num_told_slots[row_ids] = num_slots
         starts = num_told_slots // self._block_size
-        counts = (num_slots - num_told_slots) // self._block_size
-        is_one_each = np.count_nonzero(counts == ONE) == len(counts)
+        counts = num_slots - num_told_slots
         first = row_ids, starts.astype(np.int64)
-        index = first if is_one_each else _ragged(*first, counts)
+        if np.count_nonzero(counts == self._block_size) == len(counts):
+            index, counts = first, self._ones[: len(counts)]
+        else:
+            counts //= self._block_size
+            index = _ragged(*first, counts)
         return TableWrites(row_ids.astype(np.int32), starts, counts, self.block_tables[index])
 
     def append_token(self, row_id: int, token_id: int) -> None:

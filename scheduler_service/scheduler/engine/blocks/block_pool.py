@@ -169,25 +169,13 @@ class BlockPool:
 
     def publish(self, block_id: int, block_hash: bytes) -> bool:
         """Makes a referenced block findable; False if another block is published under the hash."""
-        return bool(self.publish_each([block_id], [block_hash]))
-
-    def publish_each(self, block_ids: Iterable[int], block_hashes: Iterable[bytes]) -> list[int]:
-        """Makes referenced blocks findable; skips ids below 0.
-
-        Returns the blocks that are findable; for the others another block is published under the
-        hash.
-        """
-        hashes, has_hash, published = self._hashes, self._has_hash, self._published
-        listener, found = self._listener, list[int]()
-        find_or_set = published.setdefault
-        for block_id, block_hash in zip(block_ids, block_hashes, strict=True):
-            if block_id >= 0 and find_or_set(block_hash, block_id) == block_id:
-                hashes[block_id] = block_hash
-                has_hash[block_id] = 1
-                found.append(block_id)
-                if listener is not None:
-                    listener.published(block_hash)
-        return found
+        if self._published.setdefault(block_hash, block_id) != block_id:
+            return False
+        self._hashes[block_id] = block_hash
+        self._has_hash[block_id] = 1
+        if self._listener is not None:
+            self._listener.published(block_hash)
+        return True
 
     def unpublish(self, block_id: int) -> None:
         """Makes a block unfindable, because its contents are not those of its hash.

@@ -115,9 +115,13 @@ class PrefixCache:
         """
         if not self.is_used_by(sequence):
             return []
-        end = first_index + len(block_ids)
-        hashes = self.chain(sequence, token_ids, end)[first_index + 1 : end + 1]
-        return self._device.publish_each(block_ids, hashes)
+        hashes = self.chain(sequence, token_ids, first_index + len(block_ids))
+        publish = self._device.publish
+        return [
+            block_id
+            for index, block_id in enumerate(block_ids, first_index + 1)
+            if block_id >= 0 and publish(block_id, hashes[index])
+        ]
 
     def publish_rows(self, rows: RowColumns, row_ids: Int64Array, indexes: Int64Array) -> None:
         """Makes one block of each row findable: table index `indexes[i]` of row `row_ids[i]`.
@@ -125,27 +129,19 @@ class PrefixCache:
         The tokens of these blocks must be known. For a released block only the hash is kept, as the
         parent of later blocks.
         """
-        chains, block_ids, block_hashes = rows.chains, list[int](), list[bytes]()
-        for row_id, index, block_id, tokens in rows.blocks_at(row_ids, indexes):
-            chain = chains[row_id]
-            if len(chain) == index + 1:  # the usual case
-                chain.append(hash_block(chain[-1], tokens))
+        chains, publish = rows.chains, self._device.publish
+        # An item is read faster than many, unless there are hundreds.
+        block_at, tokens_at = rows.block_tables.item, rows.block_tokens
+        for row_id, index in zip(row_ids.tolist(), indexes.tolist(), strict=True):
+            chain, block_id = chains[row_id], block_at(row_id, index)
+            if len(chain) == index + 1:
+                block_hash = hash_block(chain[index], tokens_at(row_id, index))
+                chain.append(block_hash)
+                if block_id >= 0:
+                    publish(block_id, block_hash)
             else:
-                chain = self._chain_of_row(rows, row_id, index + 1)
-            if chain:
-                block_ids.append(block_id)
-                block_hashes.append(chain[index + 1])
-        self._device.publish_each(block_ids, block_hashes)
-
-    def _chain_of_row(self, rows: RowColumns, row_id: int, num_blocks: int) -> list[bytes]:
-        """Returns the chain of a row as `chain` does; empty if its blocks are not to be found.
-
-        Blocks are missing if the result of an earlier one arrived while the sequence had no row.
-        """
-        sequence = rows.sequence(row_id)
-        if not self.is_used_by(sequence):
-            return []
-        return self.chain(sequence, rows.known_tokens(row_id), num_blocks)
+                # The chain is not a simple one, or was not extended while the sequence had no row.
+                self.publish(rows.sequence(row_id), rows.known_tokens(row_id), [block_id], index)
 
     def chain(self, sequence: Sequence, token_ids: Int32Array, num_blocks: int) -> list[bytes]:
         """Returns the hash chain of a sequence: root hash, then `num_blocks` or more block hashes.

@@ -214,8 +214,9 @@ class GrowingRows:
         stuck = rows.stuck
         if len(stuck):
             lacks = rows.num_computed[stuck] < rows.stop_len[stuck] - ONE
-            # A row whose steps in flight may bring fewer tokens may have slots left: it waits.
-            lacks &= rows.num_unsure[stuck] == ZERO
+            if self._most_tokens > 1:
+                # A row whose steps in flight may bring fewer tokens may have slots left: it waits.
+                lacks &= rows.num_unsure[stuck] == ZERO
             self._extend_rows(stuck[lacks])
         if self._config.num_lookahead_slots:
             self._look_ahead(self._config.num_lookahead_slots)
