@@ -143,7 +143,12 @@ def _encode_work(planned: RowWork, work: executor.Work) -> None:
 def _encode_table_writes(writes: TableWrites, message: executor.TableWrites) -> None:
     message.row_ids = writes.row_ids.tobytes()
     message.start_indexes = writes.start_indexes.tobytes()
-    message.block_offsets = _offsets(writes.counts)
+    is_one_each = len(writes.block_ids) == len(writes.row_ids)
+    message.block_offsets = (
+        np.arange(len(writes.row_ids) + 1, dtype=_I32).tobytes()
+        if is_one_each
+        else _offsets(writes.counts)
+    )
     message.block_ids = writes.block_ids.tobytes()
 
 

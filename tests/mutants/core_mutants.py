@@ -18,10 +18,9 @@ _TENANTS = "tests/property/test_tenants_apart.py"
 CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
     {
         "decoded blocks behind a public prefix are named without the tenant": Mutant(
-            f"{_ENGINE}blocks.prefix_cache",
-            "                        parent = boundary_of(self._config, "
-            "sequence.request).parent(chain)\n",
-            "                        pass\n",
+            f"{_ENGINE}row_columns",
+            "scheduling.uses_prefix_cache and not scheduling.num_public_prefix_tokens",
+            "scheduling.uses_prefix_cache",
             _TENANTS,
         ),
         "shares are charged one token for a step of several": Mutant(

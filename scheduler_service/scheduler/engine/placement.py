@@ -165,7 +165,8 @@ class Placement:
     def _accept(self, request: Request) -> None:
         """Registers a prepared request with this engine."""
         request.params_set = self.params_sets.take(request.params_set)
-        self.may_stop[list(request.stop_token_ids)] = True
+        if request.stop_token_ids:
+            self.may_stop[list(request.stop_token_ids)] = True
         for sequence in request.sequences:
             sequence.chains = {}
         request.rank = self.queue.rank(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_left
+from collections.abc import Callable
 
 import numpy as np
 
@@ -25,9 +26,10 @@ NO_STAY = 0
 _MIN_PAUSE_NS = 2_000_000
 _MAX_PAUSE_NS = 50_000_000
 RELEASED = -1
-
+_NO_CHAIN: list[bytes] = []
 
 _NO_TOKENS = np.empty(0, np.int32)
+_NO_ROWS = np.empty(0, np.int64)
 # Decode steps use zero-dimensional arrays as constants: numpy needs longer to convert a Python
 # integer (0.3 us) than to add it to 64 elements. For the same reason tables are indexed with int64.
 ZERO: Int32Array = np.array(0, np.int32)
@@ -70,15 +72,17 @@ class RowColumns:
     `last_step_id`: the latest step that has the row.
 
     Owners: `stay_ids`: number of the stay, unique; 0 for a free row. `client_keys`: the owner's
-    name for the request. `is_plain`: a token and that name are all that the owner needs.
+    name for the request. `is_plain`: a token and that name are all that the owner needs. `chains`:
+    hash chains of the sequences in which each hash follows from the one before; else empty.
     """
 
     def __init__(self, max_num_rows: int, max_len: int, block_size: int, max_blocks: int) -> None:
         self.max_num_rows = max_num_rows
         self.block_size = block_size
         self._block_size: Int32Array = np.array(block_size, np.int32)
+        self._block_of_tokens = f"V{block_size * np.dtype(np.int32).itemsize}"
         self.sequences: list[Sequence | None] = [None] * max_num_rows
-        self.token_ids = _sparse_table(max_num_rows, max_len)
+        self.token_ids = _sparse_table(max_num_rows, -(-max_len // block_size) * block_size)
         self.block_tables = _sparse_table(max_num_rows, max_blocks)
         self.num_known = np.zeros(max_num_rows, np.int32)
         self.num_tokens = np.zeros(max_num_rows, np.int32)
@@ -88,7 +92,7 @@ class RowColumns:
         self.num_told_slots = np.zeros(max_num_rows, np.int32)
         self.num_released = np.zeros(max_num_rows, np.int32)
         self.stop_len = np.zeros(max_num_rows, np.int32)
-        self.run_limit = np.zeros(max_num_rows, np.int32)
+        self.run_limit = np.ones(max_num_rows, np.int32)
         self.promises = np.zeros(max_num_rows, np.int32)
         self.may_repeat = np.zeros(max_num_rows, np.int32)
         self.is_held_back = np.zeros(max_num_rows, np.bool_)
@@ -99,7 +103,8 @@ class RowColumns:
         self.last_step_id = np.zeros(max_num_rows, np.int64)
         self.stay_ids = np.zeros(max_num_rows, np.int64)
         self.client_keys = np.zeros(max_num_rows, np.int64)
-        self._ones = np.ones(max_num_rows, np.int64)
+        self._ones = np.ones(max_num_rows, np.int32)
+        self.chains: list[list[bytes]] = [_NO_CHAIN] * max_num_rows
         self.is_plain = np.zeros(max_num_rows, np.bool_)
         self.num_not_plain = 0
         self.num_without_promise = 0
@@ -127,6 +132,29 @@ class RowColumns:
         if self._order is None:
             self._order = np.array(self._row_order, np.int64)
         return self._order
+
+    def find_current(self, work: RowWork) -> BoolArray | None:
+        """Returns which rows still have the sequences that they had in a step; None for all."""
+        if work.row_ids is self._order:
+            return None  # no sequence came or left since the step was planned
+        is_current: BoolArray = self.stay_ids[work.row_ids] == work.stay_ids
+        return None if np.count_nonzero(is_current) == len(is_current) else is_current
+
+    @property
+    def all_decode(self) -> bool:
+        """Whether each row has a single token to compute, and a slot for it."""
+        is_decode = self.num_tokens - self.num_computed == ONE
+        is_decode &= self.num_computed < self.run_limit
+        return bool(np.count_nonzero(is_decode) == len(self._row_order))
+
+    @property
+    def stuck(self) -> Int64Array:
+        """Rows that cannot run before their table grows or their sequence ends, in order."""
+        is_stuck = self.num_computed >= self.run_limit
+        if not np.count_nonzero(is_stuck):
+            return _NO_ROWS
+        order = self.order
+        return order[is_stuck[order]]
 
     @property
     def running(self) -> list[Sequence]:
@@ -179,7 +207,9 @@ class RowColumns:
         self.sampled_in_step[row_id] = self.last_step_id[row_id] = 0
         self.stay_ids[row_id] = self._last_stay_id
         self.client_keys[row_id] = request.client_key
-        params = request.params
+        params, scheduling = request.params, request.scheduling
+        is_simple = scheduling.uses_prefix_cache and not scheduling.num_public_prefix_tokens
+        self.chains[row_id] = sequence.block_hashes if is_simple else _NO_CHAIN
         self.is_plain[row_id] = is_plain = (
             params.num_logprobs is None
             and params.num_sequences == 1
@@ -213,13 +243,22 @@ class RowColumns:
         self.may_repeat[row_id] = 0
         self.num_with_prompt_logprobs -= sequence.request.params.num_prompt_logprobs is not None
         self.num_told_slots[row_id] = self.num_slots[row_id]
-        self.sequences[row_id] = None
+        # A free row has nothing to compute, and does not lack a block.
+        self.num_tokens[row_id] = self.num_computed[row_id] = 0
+        self.run_limit[row_id] = 1
+        self.sequences[row_id], self.chains[row_id] = None, _NO_CHAIN
         self.stay_ids[row_id] = NO_STAY
         self._free_rows.append(row_id)
 
     def known_tokens(self, row_id: int) -> Int32Array:
         """Returns the known tokens of a row, as a view."""
         return self.token_ids[row_id, : self.num_known[row_id]]
+
+    @property
+    def block_tokens(self) -> Callable[[int, int], bytes]:
+        """Function that returns the tokens, int32, of a row's block at a table index."""
+        tokens_at: Callable[[int, int], bytes] = self.token_ids.view(self._block_of_tokens).item
+        return tokens_at
 
     def block_table(self, row_id: int) -> Int32Array:
         """Returns the block table of a row, as a view; -1 where a block was released."""
@@ -282,10 +321,13 @@ class RowColumns:
         num_slots, num_told_slots = self.num_slots[row_ids], self.num_told_slots[row_ids]
         self.num_told_slots[row_ids] = num_slots
         starts = num_told_slots // self._block_size
-        counts = (num_slots - num_told_slots) // self._block_size
-        is_one_each = np.count_nonzero(counts == ONE) == len(counts)
+        counts = num_slots - num_told_slots
         first = row_ids, starts.astype(np.int64)
-        index = first if is_one_each else _ragged(*first, counts)
+        if np.count_nonzero(counts == self._block_size) == len(counts):
+            index, counts = first, self._ones[: len(counts)]
+        else:
+            counts //= self._block_size
+            index = _ragged(*first, counts)
         return TableWrites(row_ids.astype(np.int32), starts, counts, self.block_tables[index])
 
     def append_token(self, row_id: int, token_id: int) -> None:
@@ -340,8 +382,7 @@ class RowColumns:
         """
         num_computed = self.num_computed[row_ids]
         end = num_computed + num_new_tokens
-        # A full array: numpy assigns a single value to many indexes slowly.
-        step = self._ones[: len(row_ids)] * np.array(step_id)
+        step = np.array(step_id)
         sampled_in = self.sampled_in_step[row_ids]
         if np.count_nonzero(sampled_in) == len(row_ids):
             steps_back, token_ids = (step - sampled_in).astype(np.int32), _NO_TOKENS
@@ -358,10 +399,13 @@ class RowColumns:
         if np.count_nonzero(is_last) < len(row_ids):
             samples = is_last
             sampling_rows, num_tokens = row_ids[is_last], num_tokens[is_last]
-            step = step[: len(sampling_rows)]
-        promises = self.promises[sampling_rows] if self.num_without_promise else ONE
-        self.num_tokens[sampling_rows] = num_tokens + promises
-        self.sampled_in_step[sampling_rows] = step * promises
+        if self.num_without_promise:
+            promises = self.promises[sampling_rows]
+            self.num_tokens[sampling_rows] = num_tokens + promises
+            self.sampled_in_step[sampling_rows] = step * promises
+        else:
+            self.num_tokens[sampling_rows] = num_tokens + ONE
+            self.sampled_in_step[sampling_rows] = step
         work = RowWork(
             row_ids,
             self.stay_ids[row_ids],

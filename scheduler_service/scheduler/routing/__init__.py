@@ -1,12 +1,6 @@
 """Routing of requests: each begins at the executor with the earliest estimated first token."""
 
-from scheduler_service.scheduler.routing.prefix_index import (
-    RUN_BLOCKS,
-    CachedPrefix,
-    Prefixes,
-    PrefixIndex,
-    RememberedNames,
-)
+from scheduler_service.scheduler.routing.prefix_index import CachedPrefix, Prefixes, PrefixIndex
 from scheduler_service.scheduler.routing.router import (
     Choice,
     HostState,
@@ -18,7 +12,6 @@ from scheduler_service.scheduler.routing.routing import MAX_PASSED, Routing, Rou
 
 __all__ = [
     "MAX_PASSED",
-    "RUN_BLOCKS",
     "CachedPrefix",
     "Choice",
     "HostState",
@@ -26,7 +19,6 @@ __all__ = [
     "PrefixIndex",
     "PrefixRouter",
     "Prefixes",
-    "RememberedNames",
     "Router",
     "Routing",
     "RoutingBlocker",

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import NamedTuple
 
 from scheduler_service.scheduler.engine.blocks import (
+    RUN_BLOCKS,
     BlockPool,
-    PublicBoundary,
-    boundary_of,
-    extend_chain,
+    RememberedNames,
     first_block_needed,
     may_skip_prefix,
     num_findable_blocks,
-    root_hash,
 )
-from scheduler_service.scheduler.values import Int32Array, Request, SchedulerConfig, Sequence
+from scheduler_service.scheduler.values import Request, SchedulerConfig, Sequence
 
 # Most blocks of a prompt that are looked up; longer prompts may report less than is cached.
 MAX_BLOCKS = 8192
@@ -380,70 +377,3 @@ def _step_back(
             if part:
                 further[key] = further.get(key, 0) | part
     return further
-
-
-# -- Remembered block hashes, so that a common prefix is hashed once -------------------------------
-#
-# The key of a run is a hash of its tokens, not the tokens: no prompt content stays here.
-
-# Number of consecutive blocks whose hashes are remembered together, as a run.
-RUN_BLOCKS = 32
-# Most runs; about 7 MiB with hashes of 64 bytes.
-MAX_RUNS = 2048
-
-
-class RememberedNames:
-    """Runs of block hashes, least recently used first."""
-
-    def __init__(self) -> None:
-        self._runs: dict[bytes, list[bytes]] = {}
-
-    @property
-    def num_runs(self) -> int:
-        """Number of remembered runs."""
-        return len(self._runs)
-
-    def grow_chain(
-        self,
-        chain: list[bytes],
-        config: SchedulerConfig,
-        request: Request,
-        token_ids: Int32Array,
-        num_blocks: int,
-    ) -> None:
-        """Extends a hash chain as `prefix_cache.grow_chain` does, by remembered runs."""
-        if not chain:
-            chain.append(root_hash(config, request))
-        if len(chain) > num_blocks:
-            return
-        boundary, block_size = boundary_of(config, request), config.block_size
-        while (num_known := len(chain) - 1) < num_blocks:
-            end = num_known - num_known % RUN_BLOCKS + RUN_BLOCKS
-            if end > num_blocks or end - num_known < RUN_BLOCKS:
-                extend_chain(chain, token_ids, min(end, num_blocks), block_size, boundary)
-                continue
-            key = _key(chain, token_ids[num_known * block_size : end * block_size], boundary)
-            run = self._runs.pop(key, None)
-            if run is None:
-                extend_chain(chain, token_ids, end, block_size, boundary)
-                run = chain[num_known + 1 :]
-                if len(self._runs) >= MAX_RUNS:
-                    del self._runs[next(iter(self._runs))]
-            else:
-                chain += run
-            self._runs[key] = run
-
-
-def _key(chain: list[bytes], token_ids: Int32Array, boundary: PublicBoundary) -> bytes:
-    """Returns the key of a run: all that its hashes follow from.
-
-    The parent hash covers the block size.
-    """
-    key = blake2b(chain[-1], person=b"run")
-    if boundary.num_public:
-        # Position at which the tenant is mixed into the hashes, relative to this run; keeps the
-        # runs of different tenants apart.
-        key.update(b"%d %d " % (boundary.num_public - len(chain), len(boundary.tenant)))
-        key.update(boundary.tenant)
-    key.update(token_ids.tobytes())
-    return key.digest()

@@ -4,9 +4,11 @@ from scheduler_service.scheduler.engine.blocks.block_manager import Allocation, 
 from scheduler_service.scheduler.engine.blocks.block_pool import BlockPool
 from scheduler_service.scheduler.engine.blocks.prefix_cache import (
     NO_HIT,
+    RUN_BLOCKS,
     PrefixCache,
     PrefixHit,
     PublicBoundary,
+    RememberedNames,
     boundary_of,
     extend_chain,
     first_block_needed,
@@ -19,12 +21,14 @@ from scheduler_service.scheduler.engine.blocks.prefix_cache import (
 
 __all__ = [
     "NO_HIT",
+    "RUN_BLOCKS",
     "Allocation",
     "BlockManager",
     "BlockPool",
     "PrefixCache",
     "PrefixHit",
     "PublicBoundary",
+    "RememberedNames",
     "boundary_of",
     "extend_chain",
     "first_block_needed",

@@ -114,10 +114,12 @@ class BlockManager:
         num_blocks = self._num_table_blocks(sequence, hit.num_tokens)
         host_blocks = hit.host_blocks
         self.device.share(hit.device_blocks)
-        self._pin_host(host_blocks)
         num_fresh = num_blocks - hit.first_index - len(hit.blocks)
+        if host_blocks:
+            self._pin_host(host_blocks)
         fresh = self.device.allocate(num_fresh + len(host_blocks))
-        table = [RELEASED] * hit.first_index + self._promote(sequence, hit, fresh)
+        found = self._promote(sequence, hit, fresh) if host_blocks else list(hit.blocks)
+        table = [RELEASED] * hit.first_index + found
         self._rows.extend_table(sequence.row_id, table + fresh)
         self._rows.num_released[sequence.row_id] = hit.first_index
 

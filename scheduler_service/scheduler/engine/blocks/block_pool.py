@@ -123,16 +123,18 @@ class BlockPool:
             if self._on_evict is not None:
                 self._on_evict(block_id, block_hash)
             blocks.append(block_id)
+        counts = self._reference_counts
         for block_id in blocks:
-            self._reference_counts[block_id] = 1
+            counts[block_id] = 1
         return blocks
 
     def share(self, block_ids: Iterable[int]) -> None:
         """Adds a reference to each block; a free block is no longer free."""
+        counts = self._reference_counts
         for block_id in block_ids:
-            if self._reference_counts[block_id] == 0:
+            if counts[block_id] == 0:
                 del self._evictable[block_id]
-            self._reference_counts[block_id] += 1
+            counts[block_id] += 1
 
     def free(self, block_ids: Sequence[int]) -> None:
         """Drops one reference of each block; a block without references becomes free.
@@ -190,7 +192,7 @@ class BlockPool:
     def num_referenced(self, block_ids: Iterable[int]) -> int:
         """Returns how many of these blocks, all used before, are not free."""
         counts = self._reference_counts
-        return sum(counts[block_id] > 0 for block_id in block_ids)
+        return len([block_id for block_id in block_ids if counts[block_id]])
 
     def _begin_to_use(self, count: int) -> range:
         """Returns ids of up to `count` blocks that were never allocated before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -31,14 +32,20 @@ class PrefixHit:
     blocks: tuple[int, ...] = ()
 
     @property
-    def device_blocks(self) -> list[int]:
+    def device_blocks(self) -> Items[int]:
         """Device blocks of the hit."""
+        if not self._has_host_blocks:
+            return self.blocks
         return [block for block in self.blocks if block >= 0]
 
     @property
     def host_blocks(self) -> list[int]:
         """Host blocks of the hit, for blocks that only the host pool has."""
-        return [~block for block in self.blocks if block < 0]
+        return [~block for block in self.blocks if block < 0] if self._has_host_blocks else []
+
+    @property
+    def _has_host_blocks(self) -> bool:
+        return min(self.blocks, default=0) < 0
 
 
 NO_HIT = PrefixHit()
@@ -51,6 +58,7 @@ class PrefixCache:
         self._config = config
         self._device = device
         self._host = host
+        self._names = RememberedNames()
 
     def find(self, sequence: Sequence) -> PrefixHit:
         """Returns the longest prefix of a sequence that exists, at least one token short of all."""
@@ -58,7 +66,9 @@ class PrefixCache:
             return NO_HIT
         block_size = self._config.block_size
         num_blocks = num_findable_blocks(self._config, sequence)
-        hashes = self.chain(sequence, sequence.token_ids, num_blocks)[1 : num_blocks + 1]
+        request, chain = sequence.request, sequence.block_hashes
+        self._names.grow_chain(chain, self._config, request, sequence.token_ids, num_blocks)
+        hashes = chain[1 : num_blocks + 1]
         if self._config.sliding_window is None:
             blocks = self._find_run(hashes)
             return PrefixHit(len(blocks) * block_size, 0, tuple(blocks))
@@ -106,10 +116,11 @@ class PrefixCache:
         if not self.is_used_by(sequence):
             return []
         hashes = self.chain(sequence, token_ids, first_index + len(block_ids))
+        publish = self._device.publish
         return [
             block_id
             for index, block_id in enumerate(block_ids, first_index + 1)
-            if block_id >= 0 and self._device.publish(block_id, hashes[index])
+            if block_id >= 0 and publish(block_id, hashes[index])
         ]
 
     def publish_rows(self, rows: RowColumns, row_ids: Int64Array, indexes: Int64Array) -> None:
@@ -118,25 +129,19 @@ class PrefixCache:
         The tokens of these blocks must be known. For a released block only the hash is kept, as the
         parent of later blocks.
         """
-        block_size = self._config.block_size
-        blocks = rows.block_tables[row_ids, indexes].tolist()
-        # There are mostly few rows: slices are faster than one fancy index.
-        for row_id, index, block_id in zip(row_ids.tolist(), indexes.tolist(), blocks, strict=True):
-            sequence = rows.sequence(row_id)
-            if sequence.request.scheduling.uses_prefix_cache:
-                chain = sequence.block_hashes
-                if len(chain) <= index:
-                    # The result of an earlier block arrived while the sequence had no row.
-                    self.chain(sequence, rows.known_tokens(row_id), index)
-                if len(chain) == index + 1:
-                    parent = chain[index]
-                    if sequence.request.scheduling.num_public_prefix_tokens:
-                        parent = boundary_of(self._config, sequence.request).parent(chain)
-                    start = index * block_size
-                    tokens = rows.token_ids[row_id, start : start + block_size]
-                    chain.append(hash_block(parent, tokens.tobytes()))
+        chains, publish = rows.chains, self._device.publish
+        # An item is read faster than many, unless there are hundreds.
+        block_at, tokens_at = rows.block_tables.item, rows.block_tokens
+        for row_id, index in zip(row_ids.tolist(), indexes.tolist(), strict=True):
+            chain, block_id = chains[row_id], block_at(row_id, index)
+            if len(chain) == index + 1:
+                block_hash = hash_block(chain[index], tokens_at(row_id, index))
+                chain.append(block_hash)
                 if block_id >= 0:
-                    self._device.publish(block_id, chain[index + 1])
+                    publish(block_id, block_hash)
+            else:
+                # The chain is not a simple one, or was not extended while the sequence had no row.
+                self.publish(rows.sequence(row_id), rows.known_tokens(row_id), [block_id], index)
 
     def chain(self, sequence: Sequence, token_ids: Int32Array, num_blocks: int) -> list[bytes]:
         """Returns the hash chain of a sequence: root hash, then `num_blocks` or more block hashes.
@@ -345,3 +350,70 @@ def grow_chain(
 def hash_block(parent: bytes, token_data: bytes) -> bytes:
     """Returns the hash of the block that holds `token_data` after the block `parent`."""
     return blake2b(parent + token_data).digest()
+
+
+# -- Remembered block hashes, so that a common prefix is hashed once -------------------------------
+#
+# The key of a run is a hash of its tokens, not the tokens: no prompt content stays here.
+
+# Number of consecutive blocks whose hashes are remembered together, as a run.
+RUN_BLOCKS = 32
+# Most runs; about 7 MiB with hashes of 64 bytes.
+MAX_RUNS = 2048
+
+
+class RememberedNames:
+    """Runs of block hashes, least recently used first."""
+
+    def __init__(self) -> None:
+        self._runs: dict[bytes, list[bytes]] = {}
+
+    @property
+    def num_runs(self) -> int:
+        """Number of remembered runs."""
+        return len(self._runs)
+
+    def grow_chain(
+        self,
+        chain: list[bytes],
+        config: SchedulerConfig,
+        request: Request,
+        token_ids: Int32Array,
+        num_blocks: int,
+    ) -> None:
+        """Extends a hash chain as the function `grow_chain` does, by remembered runs."""
+        if not chain:
+            chain.append(root_hash(config, request))
+        if len(chain) > num_blocks:
+            return
+        boundary, block_size = boundary_of(config, request), config.block_size
+        while (num_known := len(chain) - 1) < num_blocks:
+            end = num_known - num_known % RUN_BLOCKS + RUN_BLOCKS
+            if end > num_blocks or end - num_known < RUN_BLOCKS:
+                extend_chain(chain, token_ids, min(end, num_blocks), block_size, boundary)
+                continue
+            key = _key(chain, token_ids[num_known * block_size : end * block_size], boundary)
+            run = self._runs.pop(key, None)
+            if run is None:
+                extend_chain(chain, token_ids, end, block_size, boundary)
+                run = chain[num_known + 1 :]
+                if len(self._runs) >= MAX_RUNS:
+                    del self._runs[next(iter(self._runs))]
+            else:
+                chain += run
+            self._runs[key] = run
+
+
+def _key(chain: list[bytes], token_ids: Int32Array, boundary: PublicBoundary) -> bytes:
+    """Returns the key of a run: all that its hashes follow from.
+
+    The parent hash covers the block size.
+    """
+    key = blake2b(chain[-1], person=b"run")
+    if boundary.num_public:
+        # Position at which the tenant is mixed into the hashes, relative to this run; keeps the
+        # runs of different tenants apart.
+        key.update(b"%d %d " % (boundary.num_public - len(chain), len(boundary.tenant)))
+        key.update(boundary.tenant)
+    key.update(token_ids.tobytes())
+    return key.digest()

@@ -46,6 +46,7 @@ class Results:
     ) -> None:
         self._config = config
         self._block_size: Int32Array = np.array(config.block_size, np.int32)
+        self._last_in_block: Int32Array = self._block_size - ONE
         self._placement = placement
         self._shortfalls = shortfalls
         self._rows = placement.rows
@@ -61,13 +62,12 @@ class Results:
         tokens = StepTokens.of(outcome)
         if work.num_more_tokens is not None:
             self._shortfalls.settle(work, outcome.counts)
-        is_current = rows.stay_ids[work.row_ids] == work.stay_ids
-        all_current = np.count_nonzero(is_current) == len(work.row_ids)
-        departed = {} if all_current else self._departed(work, sampling)
+        is_current = rows.find_current(work)
+        departed = {} if is_current is None else self._departed(work, sampling)
         indexes: Int64Array | None = None
-        row_ids = work.row_ids
-        if not all_current or sampling is not None:
-            indexes = np.flatnonzero(is_current if sampling is None else is_current & sampling)
+        row_ids, is_taken = work.row_ids, sampling if is_current is None else is_current
+        if is_taken is not None:
+            indexes = np.flatnonzero(is_taken if sampling is None else is_taken & sampling)
             row_ids, tokens = row_ids[indexes], tokens.take(indexes)
         special = {} if not rows.num_not_plain else self._special(row_ids, indexes)
         if special:
@@ -80,7 +80,7 @@ class Results:
         if special:
             self._append_special(special, outcome)
         if self._config.prefix_caching:
-            self._publish_decoded(plan, outcome, None if all_current else is_current)
+            self._publish_decoded(plan, outcome, is_current)
         if special:
             self._take_special(special, outcome, events)
         self._take_tokens(row_ids, tokens, events)
@@ -238,14 +238,16 @@ class Results:
         if work.num_more_tokens is not None:
             self._publish_runs(work, outcome.counts, is_current)
             return
-        ends = work.num_computed_tokens + ONE
-        is_full = ends % block_size == ZERO
+        is_full = work.num_computed_tokens % block_size == self._last_in_block
         if not np.count_nonzero(is_full):
             return
-        is_full &= work.sampled_steps_back > ZERO
+        if len(work.token_ids):
+            # A block that ends with a literal token was published before.
+            is_full &= work.sampled_steps_back > ZERO
         if is_current is not None:
             is_full &= is_current
-        row_ids, indexes = work.row_ids[is_full], ends[is_full] // block_size - ONE
+        row_ids = work.row_ids[is_full]
+        indexes = (work.num_computed_tokens[is_full] // block_size).astype(np.int64)
         self._placement.blocks.prefixes.publish_rows(self._rows, row_ids, indexes)
 
     def _publish_runs(

@@ -141,7 +141,7 @@ def _check_finite(features: EncoderFeatures) -> None:
 
 def _check_token_ids(token_ids: Int32Array, vocab_size: int) -> None:
     # Read as unsigned, a negative id is larger than any vocabulary.
-    if token_ids.view(np.uint32).max() < vocab_size:
+    if not np.count_nonzero(token_ids.view(np.uint32) >= vocab_size):
         return
     bad = next(token_id for token_id in token_ids.tolist() if not 0 <= token_id < vocab_size)
     raise DomainError("TOKEN_OUT_OF_RANGE", f"token id is {bad}; allowed: 0 to {vocab_size - 1}")

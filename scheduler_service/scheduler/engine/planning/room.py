@@ -199,7 +199,7 @@ class Room:
             is_never = allocation is Allocation.NEVER
             return AdmissionBlocker.POOL if is_never else AdmissionBlocker.BLOCKS
         # A request that was passed often enough is not held to its tenant's share.
-        if request.num_bypasses < MAX_BYPASSES:
+        if request.num_bypasses < MAX_BYPASSES and self._queue.shares is not None:
             num_taken = blocks.num_lacking(leader, hit) + blocks.device.num_free + num_more
             if self._shares.exceeds(request, num_taken):
                 return AdmissionBlocker.SHARE

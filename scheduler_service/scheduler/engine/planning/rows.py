@@ -65,13 +65,14 @@ class RunningRows:
         `without`: rows that already have their part of the step. `limits`: those of a step with
         prefills.
         """
-        order = self._rows.order
+        rows, order = self._rows, self._rows.order
         is_turn = self._is_turn
         if is_turn:
             self._num_contended = 0
-        is_decode, wanted = self._wants(order, without, decodes=decodes)
-        if wanted is is_decode and len(order) <= budget:
+        may_skip = without or rows.has_held_back or self._placement.suspects
+        if decodes and not may_skip and len(order) <= budget and rows.all_decode:
             return order, self._ones[: len(order)]
+        is_decode, wanted = self._wants(order, without, decodes=decodes)
         num_decodes, num_wanted = np.count_nonzero(is_decode), int(wanted.sum())
         if num_decodes == num_wanted <= budget:
             return order[is_decode], self._ones[:num_decodes]
@@ -199,6 +200,7 @@ class GrowingRows:
         self._placement = placement
         self._siblings = siblings
         self._shares = HeldShares(config, placement)
+        self._most_tokens = config.most_tokens
         self._rows = placement.rows
         self._blocks = placement.blocks
 
@@ -209,19 +211,18 @@ class GrowingRows:
         rows = self._rows
         if self._config.sliding_window is not None:
             self._slide_windows()
-        order = rows.order
-        num_computed = rows.num_computed[order]
-        is_stuck = num_computed >= rows.run_limit[order]
-        if np.count_nonzero(is_stuck):
-            is_stuck &= num_computed < rows.stop_len[order] - ONE
-            # A row whose steps in flight may bring fewer tokens may have slots left: it waits.
-            is_stuck &= rows.num_unsure[order] == ZERO
-            self._extend_rows(order[is_stuck])
+        stuck = rows.stuck
+        if len(stuck):
+            lacks = rows.num_computed[stuck] < rows.stop_len[stuck] - ONE
+            if self._most_tokens > 1:
+                # A row whose steps in flight may bring fewer tokens may have slots left: it waits.
+                lacks &= rows.num_unsure[stuck] == ZERO
+            self._extend_rows(stuck[lacks])
         if self._config.num_lookahead_slots:
             self._look_ahead(self._config.num_lookahead_slots)
-        if self._config.most_tokens > 1:
+        if self._most_tokens > 1:
             num_kept = self._blocks.device.num_blocks // _SHARE_KEPT_FREE
-            self._look_ahead(self._config.most_tokens, num_kept)
+            self._look_ahead(self._most_tokens, num_kept)
 
     def _extend_rows(self, row_ids: Int64Array) -> None:
         device = self._blocks.device

@@ -69,6 +69,7 @@ class StepPlanner:
         self._batch_policy = make_batch_policy(config)
         self._run_ahead = RunAhead(config, placement, times)
         self._drafting = Drafting(config, placement, self._run_ahead)
+        self._encodes = Feature.CROSS_ATTENTION in config.features
         self.ask_again_at_ns: int | None = None
 
     @property
@@ -118,6 +119,8 @@ class StepPlanner:
 
     def _queue_state(self, waiting: Waiting) -> QueueState:
         placement = self._placement
+        if not placement.preempted and not self._config.delay_factor:
+            return QueueState(not waiting.is_empty, 0, 0.0, self._costs.prefill_us)
         preempted = list(filter(placement.suspects.may_run, placement.preempted))
         num_swapped = sum(each.status is RequestStatus.SWAPPED for each in preempted)
         # A request preempted for recompute is a prompt, like a waiting request.
@@ -202,7 +205,7 @@ class StepPlanner:
             num_run_on = self._run_ahead.num_run_on(
                 row_ids, num_new_tokens, waiting, most=most, drafts=drafts
             )
-        if Feature.CROSS_ATTENTION in self._config.features:
+        if self._encodes:
             is_first = placement.rows.last_step_id[row_ids] == 0
             self._note_encoded(row_ids[is_first], step_id)
         work = placement.rows.plan_work(row_ids, num_new_tokens, step_id, num_run_on, drafts)

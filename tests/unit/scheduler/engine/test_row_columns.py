@@ -75,6 +75,45 @@ def test_remove_returns_tokens_and_promises_when_steps_are_in_flight() -> None:
     assert rows.num_free == 4
 
 
+def test_stuck_lists_rows_in_order_when_they_lack_a_slot_or_end() -> None:
+    rows = make_rows()
+    ends, lacks, goes_on = add(rows, 5), add(rows, 1, num_blocks=2), add(rows, 3)
+    for sequence, num_computed in ((ends, 11), (lacks, 8), (goes_on, 10)):
+        rows.num_computed[sequence.row_id] = num_computed
+    assert rows.stuck.tolist() == [lacks.row_id, ends.row_id]
+
+
+def test_all_decode_is_false_when_one_row_has_more_to_compute() -> None:
+    rows = make_rows()
+    sequences = [add(rows, urgency) for urgency in (1, 2)]
+    plan(rows, sequences[:1], [6], step_id=1)
+    assert not rows.all_decode
+    plan(rows, sequences[1:], [6], step_id=2)
+    assert rows.all_decode
+
+
+def test_free_rows_are_neither_stuck_nor_decode() -> None:
+    rows = make_rows()
+    full, decodes = add(rows, 1, num_blocks=2), add(rows, 2)
+    for sequence in (full, decodes):
+        plan(rows, [sequence], [6], step_id=1)
+        rows.remove(sequence)
+    assert (len(rows.stuck), rows.all_decode, rows.num_free) == (0, True, 4)
+
+
+def test_find_current_tells_which_rows_were_given_to_others() -> None:
+    rows = make_rows()
+    first, second = add(rows, 1), add(rows, 2)
+    work = rows.plan_work(rows.order, np.array([6, 6], np.int32), 1)
+    assert rows.find_current(work) is None
+    rows.remove(first)
+    add(rows, 3)
+    current = rows.find_current(work)
+    assert current is not None
+    assert current.tolist() == [False, True]
+    assert work.row_ids[1] == second.row_id
+
+
 def test_held_blocks_leaves_out_blocks_when_they_were_released() -> None:
     rows = make_rows()
     sequence = add(rows, 1)

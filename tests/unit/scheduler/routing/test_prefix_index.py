@@ -7,16 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.scheduler.engine.blocks import grow_chain
-from scheduler_service.scheduler.engine.blocks import prefix_cache as block_hashes
-from scheduler_service.scheduler.routing import (
+from scheduler_service.scheduler.engine.blocks import (
     RUN_BLOCKS,
-    CachedPrefix,
-    PrefixIndex,
     RememberedNames,
-    prefix_index,
+    grow_chain,
+    prefix_cache,
 )
-from scheduler_service.scheduler.routing import prefix_index as remembered_names
+from scheduler_service.scheduler.routing import CachedPrefix, PrefixIndex, prefix_index
 from scheduler_service.scheduler.values import (
     Request,
     SamplingParams,
@@ -133,13 +130,13 @@ def test_names_are_those_that_hashing_gives_when_others_came_before(
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What is hashed, block by block."""
     hashed: list[bytes] = []
-    hash_block = block_hashes.hash_block
+    hash_block = prefix_cache.hash_block
 
     def noted(parent: bytes, token_data: bytes) -> bytes:
         hashed.append(token_data)
         return hash_block(parent, token_data)
 
-    monkeypatch.setattr(block_hashes, "hash_block", noted)
+    monkeypatch.setattr(prefix_cache, "hash_block", noted)
     return hashed
 
 
@@ -177,7 +174,7 @@ def test_remembered_names_are_not_shared_between_contexts(
 def test_names_unused_for_long_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remembered_names, "MAX_RUNS", 2)
+    monkeypatch.setattr(prefix_cache, "MAX_RUNS", 2)
     names, config = RememberedNames(), config_of()
     for token in (1, 2, 1, 3, 4):
         request = request_of([token] * RUN_BLOCKS * _BLOCK_SIZE)

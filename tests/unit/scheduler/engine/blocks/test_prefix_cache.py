@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler_service.scheduler.engine.blocks import NO_HIT, PrefixHit, extend_chain, root_hash
+from scheduler_service.scheduler.engine.blocks import (
+    NO_HIT,
+    RUN_BLOCKS,
+    PrefixHit,
+    extend_chain,
+    prefix_cache,
+    root_hash,
+)
 from scheduler_service.scheduler.values import (
     Request,
     SamplingParams,
@@ -124,6 +131,22 @@ def test_find_returns_full_blocks_of_the_common_prefix(prompt: list[int], num_bl
     tables = Tables()
     _, table = tables.place_published(PROMPT)
     assert find(tables, prompt) == PrefixHit(4 * num_blocks, 0, tuple(table[:num_blocks]))
+
+
+def test_find_hashes_a_long_common_prefix_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_hashed = 0
+    hash_block = prefix_cache.hash_block
+
+    def noted(parent: bytes, token_data: bytes) -> bytes:
+        nonlocal num_hashed
+        num_hashed += 1
+        return hash_block(parent, token_data)
+
+    monkeypatch.setattr(prefix_cache, "hash_block", noted)
+    tables = Tables()
+    for last in (1, 2):
+        find(tables, [5] * 4 * RUN_BLOCKS + [last] * 5)
+    assert num_hashed == RUN_BLOCKS + 2
 
 
 def test_publish_names_only_new_blocks_when_others_hold_the_same() -> None:
