@@ -13,7 +13,7 @@ from scheduler_service.scheduler.values import (
     RequestStatus,
     SchedulingParams,
 )
-from tests.support.core.driver import CoreDriver, make_config, make_request
+from tests.support.core.driver import CoreDriver, make_request
 
 
 def fair_driver(**options: object) -> CoreDriver:
