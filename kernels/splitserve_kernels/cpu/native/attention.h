@@ -374,11 +374,11 @@ class AttentionWorker {
   void add_values(const Tile& tile, const SoftmaxState& state, Span span, int num_seen) {
     ValueWords runs[kTile];
     int num_runs = 0;
-    for (int left = padded(num_seen, kPerWord<T>) / kPerWord<T>; left && num_runs < tile.num_runs;) {
+    int num_left = padded(num_seen, kPerWord<T>) / kPerWord<T>;
+    for (; num_left && num_runs < tile.num_runs; ++num_runs) {
       ValueWords& run = runs[num_runs] = tile.runs[num_runs];
-      run.num_words = std::min(run.num_words, left);
-      left -= run.num_words;
-      ++num_runs;
+      run.num_words = std::min(run.num_words, num_left);
+      num_left -= run.num_words;
     }
     for (int column = 0; column < width_; column += kPanel) {
       multiply(runs, num_runs, scratch_.weight_rows.data() + span.begin,

@@ -321,8 +321,8 @@ inline int num_panels(int num_outputs) { return (num_outputs + kPanel - 1) / kPa
 inline int num_row_blocks(const Linear& linear, int num_rows) {
   const int least = (num_rows + kRowBlock - 1) / kRowBlock;
   const int most = (num_rows + kSmallRowBlock - 1) / kSmallRowBlock;
-  const int wanted = kPanelsPerThread * omp_get_num_threads() / num_panels(linear.num_outputs);
-  return std::clamp(wanted, least, most);
+  const int panels = std::max(1, num_panels(linear.num_outputs));
+  return std::clamp(kPanelsPerThread * omp_get_num_threads() / panels, least, most);
 }
 
 inline int num_tasks(const Linear& linear, int num_rows) {
