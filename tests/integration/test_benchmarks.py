@@ -60,6 +60,12 @@ def _results(output: str) -> list[dict[str, Any]]:
             {"format", "bits_per_weight", "perplexity"},
         ),
         pytest.param(
+            "cpu_kernels",
+            "--turns 1",
+            {"kernel", "size", "gflops", "share"},
+            marks=pytest.mark.thorough("seconds of products at full size; `profile` stays"),
+        ),
+        pytest.param(
             "load_memory",
             "--size small",
             {"seconds", "resident_ratio", "anonymous_ratio", "left_ratio"},

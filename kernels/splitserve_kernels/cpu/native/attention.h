@@ -149,19 +149,27 @@ class AttentionWorker {
   }
 
   void attend_tile(Tile& tile, const Visit& visit) {
-    const Span span = span_of(visit);
+    const Span all = span_of(visit), span = seeing(all, visit);
+    const int num_seen = std::min(kTile, scratch_.positions[span.end - 1] + 1 - visit.start);
     const bool is_cut = task_.first_slot >= 0;
     const SoftmaxState state =
         is_cut ? slot(task_.first_slot + (visit.start - task_.begin) / kPartition) : part();
     reader_.load(tile, &fetcher_);
-    score(tile, span);
-    weigh(visit.start, state, span);
-    add_values(tile, state, span);
+    score(tile, span, num_seen);
+    weigh(state, span);
+    add_values(tile, state, span, num_seen);
     const int end = visit.start + kTile;
     const bool is_last = visit.part >= 0 && end >= visit.end;
     if (is_cut || !(is_last || end % kPartition == 0)) return;
-    merge(state, span);
-    clear(state, span);
+    merge(state, all);
+    clear(state, all);
+  }
+
+  // Without the rows of a part that stand before the tile.
+  Span seeing(Span span, const Visit& visit) const {
+    if (visit.part < 0) return span;
+    const int before = visit.start - first_position(parts_[visit.part]);
+    return {span.begin + std::max(0, before) * group_, span.end};
   }
 
   // -- the softmax -------------------------------------------------------------------------------
@@ -255,57 +263,89 @@ class AttentionWorker {
     std::fill_n(state.values + size_t(span.begin) * width_, size_t(count) * width_, 0.0f);
   }
 
-  void score(const Tile& tile, Span span) {
+  // Scores of the first `num_seen` keys at least, and the largest of each lane.
+  void score(const Tile& tile, Span span, int num_seen) {
     const int num_words = layer_.head_dim / kPerWord<T>;
-    for (int group = 0; group < kGroups; group += kPanelVectors) {
+    for (int group = 0; group < kGroups && group * kLanes < num_seen; group += kPanelVectors) {
       const KeyWords words{tile.groups + group, &fetcher_, num_words};
+      float* const scores = scratch_.scores.data() + span.begin * kTile + group * kLanes;
+      float* const most = scratch_.most.data() + span.begin * kLanes;
+      const Floats scale = splat(layer_.scale);
       multiply(&words, 1, scratch_.rows.data() + span.begin, span.end - span.begin, nullptr,
                [&](int i, const Floats* sums) {
-                 float* to = scratch_.scores.data() + (span.begin + i) * kTile + group * kLanes;
-                 for (int v = 0; v < kPanelVectors; ++v) store(to + v * kLanes, sums[v]);
+                 Floats largest = group ? load(most + i * kLanes) : splat(kNone);
+                 for (int v = 0; v < kPanelVectors; ++v) {
+                   const Floats scaled = sums[v] * scale;
+                   store(scores + i * kTile + v * kLanes, scaled);
+                   largest = max(largest, scaled);
+                 }
+                 store(most + i * kLanes, largest);
                });
+    }
+    const bool is_done = layer_.softcap == 0 && !layer_.relative_bias && num_seen == kTile;
+    for (int i = span.begin; i < span.end; ++i) {
+      const int low = first_in_sight(scratch_.positions[i], layer_.sliding_window) - tile.start;
+      const int high = scratch_.positions[i] + 1 - tile.start;
+      if (!is_done || low > 0 || high < kTile) finish_scores(i, tile.start, low, high);
     }
   }
 
+  // What else becomes of the scores of row `i`; keys before `low` and from `high` on are masked.
+  void finish_scores(int i, int tile, int low, int high) {
+    Floats most = splat(kNone);
+    for (int key = 0; key < kTile; key += kLanes) {
+      float* at = scratch_.scores.data() + i * kTile + key;
+      Floats scores = splat(kNone);
+      if (key < high) scores = masked(biased(capped(load(at)), i, tile + key), key, low, high);
+      most = max(most, scores);
+      store(at, scores);
+    }
+    store(scratch_.most.data() + i * kLanes, most);
+  }
+
   // Scores to weights; what was summed before is to be multiplied by `rescale`.
-  void weigh(int tile, const SoftmaxState& state, Span span) {
+  void weigh(const SoftmaxState& state, Span span) {
     constexpr int kVectors = kTile / kLanes;
+    for (int i = span.begin; i < span.end; i += kLanes) {
+      raise_maxima(state.maximum, i, std::min(kLanes, span.end - i));
+    }
     for (int i = span.begin; i < span.end; ++i) {
-      const int low = first_in_sight(scratch_.positions[i], layer_.sliding_window) - tile;
-      const int high = scratch_.positions[i] + 1 - tile;
-      Floats scores[kVectors];
-      Floats most = splat(kNone);
-      for (int v = 0; v < kVectors; ++v) {
-        const Floats dots = load(scratch_.scores.data() + i * kTile + v * kLanes);
-        scores[v] = masked(biased(capped(dots), i, tile + v * kLanes), v * kLanes, low, high);
-        most = max(most, scores[v]);
-      }
-      const float maximum = std::max(state.maximum[i], largest(most));
-      const float offset = maximum == kNone ? 0.0f : maximum;
+      float* row_total = state.total + i * kLanes;
       Floats total{};
       for (int v = 0; v < kVectors; ++v) {
-        const Floats weight = exp(scores[v] - offset);
+        const int at = i * kTile + v * kLanes;
+        const Floats x = load(scratch_.scores.data() + at) - scratch_.offsets[i];
+        // Weights that will be rounded need not be exact.
+        const Floats weight = kPerWord<T> == 1 ? exp(x) : exp_roughly(x);
         total += weight;
-        store(scratch_.weights.data() + i * kTile + v * kLanes, weight);
+        store(scratch_.weights.data() + at, weight);
       }
-      scratch_.rescale[i] = state.maximum[i] - offset;
-      store(scratch_.totals.data() + i * kLanes, total);
-      state.maximum[i] = maximum;
+      store(row_total, load(row_total) * scratch_.rescale[i] + total);
     }
-    for (int i = span.begin; i < span.end; i += kLanes) {
-      float* rescale = scratch_.rescale.data() + i;
-      store(rescale, exp(load(rescale)));
+  }
+
+  // Maxima of `count` rows from `first` on with the new scores, what is to be subtracted from
+  // these, and what the old sums are to be multiplied by.
+  void raise_maxima(float* maximum, int first, int count) {
+    Floats most[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      most[i] = i < count ? load(scratch_.most.data() + (first + i) * kLanes) : splat(kNone);
     }
-    for (int i = span.begin; i < span.end; ++i) {
-      float* total = state.total + i * kLanes;
-      store(total, load(total) * scratch_.rescale[i] + load(scratch_.totals.data() + i * kLanes));
-    }
+    const Floats before = load_some_of(maximum + first, count);
+    const Floats raised = max(before, largest_of_each(most));
+    const Floats offsets = raised == kNone ? Floats{} : raised;
+    store(scratch_.offsets.data() + first, offsets);
+    store(scratch_.rescale.data() + first, exp(before - offsets));
+    memcpy(maximum + first, &raised, count * sizeof(float));
+  }
+
+  static Floats load_some_of(const float* from, int count) {
+    return count == kLanes ? load(from) : load_some(from, count);
   }
 
   static float exp_one(float x) { return exp(splat(x))[0]; }
 
-  Floats capped(Floats dots) const {
-    const Floats scores = dots * layer_.scale;
+  Floats capped(Floats scores) const {
     if (layer_.softcap == 0) return scores;
     // tanh(x) = 1 - 2 / (e^2x + 1), which is 1 from x = 10 on.
     const Floats x = scores / layer_.softcap;
@@ -331,14 +371,17 @@ class AttentionWorker {
     return (lane >= low) & (lane < high) ? scores : splat(kNone);
   }
 
-  void add_values(const Tile& tile, const SoftmaxState& state, Span span) {
+  void add_values(const Tile& tile, const SoftmaxState& state, Span span, int num_seen) {
+    ValueWords runs[kTile];
+    int num_runs = 0;
+    int num_left = padded(num_seen, kPerWord<T>) / kPerWord<T>;
+    for (; num_left && num_runs < tile.num_runs; ++num_runs) {
+      ValueWords& run = runs[num_runs] = tile.runs[num_runs];
+      run.num_words = std::min(run.num_words, num_left);
+      num_left -= run.num_words;
+    }
     for (int column = 0; column < width_; column += kPanel) {
-      ValueWords runs[kTile];
-      for (int i = 0; i < tile.num_runs; ++i) {
-        runs[i] = tile.runs[i];
-        runs[i].first += column;
-      }
-      multiply(runs, tile.num_runs, scratch_.weight_rows.data() + span.begin,
+      multiply(runs, num_runs, scratch_.weight_rows.data() + span.begin,
                span.end - span.begin, nullptr, [&](int part_row, const Floats* sums) {
                  const int i = span.begin + part_row;
                  float* to = state.values + i * width_ + column;
@@ -347,6 +390,7 @@ class AttentionWorker {
                          load(to + v * kLanes) * scratch_.rescale[i] + sums[v]);
                  }
                });
+      for (int i = 0; i < num_runs; ++i) runs[i].first += kPanel;
     }
   }
 

@@ -57,8 +57,9 @@ class AttentionScratch {
     grow(weights, size_t(num_rows) * kTile);
     grow(statistics, size_t(num_rows) * 2 * (1 + kLanes));
     grow(sums, size_t(num_rows) * width * 2);
+    grow(most, size_t(num_rows) * kLanes);
     grow(rescale, size_t(num_rows) + kLanes);
-    grow(totals, size_t(num_rows) * kLanes);
+    grow(offsets, size_t(num_rows) + kLanes);
     grow(rows, size_t(num_rows));
     grow(weight_rows, size_t(num_rows));
     grow(positions, size_t(num_rows));
@@ -66,7 +67,7 @@ class AttentionScratch {
   }
 
   std::vector<uint32_t> tiles;
-  std::vector<float> scores, statistics, sums, rescale, totals;
+  std::vector<float> scores, statistics, sums, most, rescale, offsets;
   std::vector<T> weights;
   std::vector<const T*> rows, weight_rows;
   std::vector<int> positions;

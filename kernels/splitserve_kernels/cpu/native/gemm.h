@@ -12,6 +12,7 @@
 #pragma once
 
 #include <algorithm>
+#include <omp.h>
 #include <vector>
 
 #include "group_weights.h"
@@ -27,9 +28,12 @@ constexpr int kMaxRows = 6;
 #else
 constexpr int kMaxRows = 5;
 #endif
-// Rows and inputs that stay in a core's cache while panels pass.
-constexpr int kRowBlock = 96;
-constexpr int kInputBlock = 2048;
+// Rows, and inputs of a panel, that stay in a core's cache while they are multiplied.
+constexpr int kRowBlock = 192;
+constexpr int kInputBlock = 1024;
+// Rows are divided into smaller blocks, of this size at least, where threads have too few tasks.
+constexpr int kSmallRowBlock = 48;
+constexpr int kPanelsPerThread = 4;
 // Words of a panel of integers that are widened before many rows are multiplied with them.
 constexpr int kWidenedWords = 256;
 
@@ -69,7 +73,7 @@ SPLITSERVE_INLINE void forget_words() {
 // How far ahead of their use words are fetched. One or two rows are multiplied at the memory's
 // pace, more take longer for a word.
 template <int R>
-constexpr size_t kBytesAhead = R <= 2 ? 4096 : 1024;
+constexpr size_t kBytesAhead = R <= 2 ? 4096 : 2048;
 
 // Where words are that rows are multiplied with. A source has `num_words` words of kVectors
 // vectors: `load(v, k)` is word k of vector v. `fetch`, called beside it, brings near what comes
@@ -313,10 +317,24 @@ class PreparedRows {
 
 inline int num_panels(int num_outputs) { return (num_outputs + kPanel - 1) / kPanel; }
 
-inline int num_row_blocks(int num_rows) { return (num_rows + kRowBlock - 1) / kRowBlock; }
+// How many blocks of rows the threads of this region share.
+inline int num_row_blocks(const Linear& linear, int num_rows) {
+  const int least = (num_rows + kRowBlock - 1) / kRowBlock;
+  const int most = (num_rows + kSmallRowBlock - 1) / kSmallRowBlock;
+  const int panels = std::max(1, num_panels(linear.num_outputs));
+  return std::clamp(kPanelsPerThread * omp_get_num_threads() / panels, least, most);
+}
 
 inline int num_tasks(const Linear& linear, int num_rows) {
-  return num_row_blocks(num_rows) * num_panels(linear.num_outputs);
+  return num_row_blocks(linear, num_rows) * num_panels(linear.num_outputs);
+}
+
+// Brings near the panel that this thread probably multiplies with after panel `index`.
+inline void expect_next_panel(const Linear& linear, int index, size_t size, LinesAhead& ahead) {
+  if (linear.kinds) return;
+  const int next = (index + omp_get_num_threads()) % num_panels(linear.num_outputs);
+  const size_t panel_bytes = size_t(linear.num_inputs) * kPanel * size;
+  ahead.add(static_cast<const char*>(linear.panels) + next * panel_bytes, panel_bytes);
 }
 
 // sums[i] += row i times the words of `source`, [num_rows][kVectors * kLanes]; = if it is the first
@@ -428,15 +446,17 @@ inline void multiply_task(const Linear& linear, int task, const T* input, size_t
                           const PreparedRows<T>& prepared, int num_rows, const Updates& updates,
                           Finish finish) {
   const int panel_index = task % num_panels(linear.num_outputs);
-  const int block = task / num_panels(linear.num_outputs), num_blocks = num_row_blocks(num_rows);
+  const int block = task / num_panels(linear.num_outputs);
+  const int num_blocks = num_row_blocks(linear, num_rows);
   const int first = int(int64_t{num_rows} * block / num_blocks);
   const int count = int(int64_t{num_rows} * (block + 1) / num_blocks) - first;
   alignas(64) float sums[kRowBlock * kPanel];
   LinesAhead ahead;
-  if (updates.is_any()) {
-    updates.expect(panel_index, num_panels(linear.num_outputs), ahead);
-    ahead.spread_over((count + kMaxRows - 1) / kMaxRows * (1 + linear.num_inputs / kInputBlock));
+  if (updates.is_any()) updates.expect(panel_index, num_panels(linear.num_outputs), ahead);
+  if (count >= kSmallRowBlock) {
+    expect_next_panel(linear, panel_index, linear.scales ? 1 : sizeof(T), ahead);
   }
+  ahead.spread_over((count + kMaxRows - 1) / kMaxRows * (1 + linear.num_inputs / kInputBlock));
   if (linear.rounds_rows()) {
     multiply_rounded(linear, panel_index, prepared.rounded(), first, count, sums, ahead);
   } else {

@@ -132,6 +132,22 @@ inline float largest(Floats value) {
   return reduce(value, [](Floats a, Floats b) { return max(a, b); });
 }
 
+// Lane i of the result is the largest lane of rows[i].
+inline Floats largest_of_each(Floats (&rows)[kLanes]) {
+  Ints even, odd;
+  for (int i = 0; i < kLanes; ++i) even[i] = 2 * i, odd[i] = 2 * i + 1;
+  // Each round joins neighbouring lanes, and the rows by twos.
+#pragma GCC unroll 4
+  for (int count = kLanes; count > 1; count /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < count / 2; ++i) {
+      const Floats a = rows[2 * i], b = rows[2 * i + 1];
+      rows[i] = max(__builtin_shuffle(a, b, even), __builtin_shuffle(a, b, odd));
+    }
+  }
+  return rows[0];
+}
+
 // e^x for x <= 88 with a relative error below 2e-7; exactly 1 at 0, exactly 0 below -104; NaN for
 // NaN. Source: Cody and Waite's reduction to |r| <= ln(2) / 2, and the Taylor polynomial.
 inline Floats exp(Floats x) {
@@ -162,6 +178,24 @@ inline Floats exp(Floats x) {
   const Words exponent = ((Words)shifted - (Words)magic) << 23;
   const Floats result = (Floats)((Words)p + exponent);
   return x < -87.0f ? Floats{} : (x == x ? result : x);
+#endif
+}
+
+// The same with a relative error below 3e-6, for x <= 0 and where that is enough.
+inline Floats exp_roughly(Floats x) {
+#if defined(__AVX512F__)
+  x = (Floats)_mm512_max_ps((__m512)splat(-151.0f), (__m512)(x * 1.44269504088896341f));
+  const Floats n = (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+  const Floats r = x - n;
+  // The polynomial of this degree that is nearest to 2^r, and exact at 0.
+  Floats p = splat(0.00958285294f);
+  p = p * r + 0.0559064262f;
+  p = p * r + 0.240240991f;
+  p = p * r + 0.693124175f;
+  p = p * r + 1.0f;
+  return (Floats)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+  return exp(x);
 #endif
 }
 
