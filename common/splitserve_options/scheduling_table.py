@@ -89,7 +89,7 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
         " more than a quarter of it; 0 for no limit",
         _POLICY,
         _SERVE_SCHEDULER,
-        100,
+        120,
         minimum=0,
         maximum=60_000,
     ),

@@ -31,7 +31,10 @@ _LEAST_PROMPT_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """What a step computes. `num_attended`: sum over prompt tokens of the tokens before them."""
+    """Amount of work of a step.
+
+    `num_attended`: sum over the prompt tokens of the number of tokens before each.
+    """
 
     num_decodes: int
     num_prompt_tokens: int = 0
@@ -74,7 +77,7 @@ class StepTimes:
         self.learn(StepSize.of(plan), took_us)
 
     def learn(self, size: StepSize, took_us: float) -> None:
-        """Learns from a pass of this size that took so long."""
+        """Corrects the estimate by a measured pass of this size."""
         sizes = 1.0, float(size.num_decodes), float(size.num_prompt_tokens), size.num_attended
         parts_us = tuple(map(mul, self._rates_us, sizes))
         estimate_us = sum(parts_us)
@@ -99,7 +102,7 @@ class StepTimes:
         )
 
     def _take_first(self, size: StepSize, took_us: float) -> None:
-        """Takes the first measurement of decodes, or of a prompt, as it is."""
+        """Derives the rates of decodes, or of prompts, from the first measurement alone."""
         fixed_us, decode_us, token_us, attend_us = self._rates_us
         if not size.num_prompt_tokens:
             self.has_decodes = True
