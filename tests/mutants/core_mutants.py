@@ -450,12 +450,8 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
         ),
         "prefixes are taken for others": Mutant(
             f"{_ENGINE}blocks.prefix_cache",
-            "        grow_chain(chain, self._config, sequence.request, token_ids, "
-            "num_blocks)\n"
-            "        return chain\n",
-            "        grow_chain(chain, self._config, sequence.request, token_ids, "
-            "num_blocks)\n"
-            '        return [b"%d" % number for number in range(len(chain))]\n',
+            "return blake2b(parent + token_data).digest()",
+            "return blake2b(parent).digest()",
             f"{HISTORIES}random_scenario",
         ),
         "a core whose grammars compile is not asked again": Mutant(

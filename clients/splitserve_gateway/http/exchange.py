@@ -190,6 +190,8 @@ def _took_too_long() -> ApiError:
 # Proxies cut connections that are silent for a minute, some after half a minute.
 _SILENCE_S = 15.0
 _COMMENT = b": waiting\n\n"
+# Without the blank line: the comment belongs to the event that comes next.
+_COMMENT_IN_EVENT = b": waiting\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,14 @@ class EventFormat:
     is_named: bool = False
     errors: ErrorFormat = ErrorFormat.OPENAI
     idle: bytes = _COMMENT
+
+    def idle_after(self, content: object) -> bytes:
+        """Returns what is sent during silence after an event.
+
+        To OpenAI's client a blank line after an id is an event without data, which it cannot read.
+        """
+        has_id = isinstance(content, IdentifiedEvent)
+        return _COMMENT_IN_EVENT if has_id and self.idle is _COMMENT else self.idle
 
     def encode(self, content: object) -> bytes:
         """Returns the bytes of one event."""
@@ -300,8 +310,9 @@ class EventStream(StreamingResponse):
     async def _send_events(self, sender: _Sender) -> bytes:
         """Sends the events; returns the bytes that end the stream."""
         try:
-            await sender.send(self._form.encode(await self._first))
-            sender.idle = self._form.idle
+            first = await self._first
+            await sender.send(self._form.encode(first))
+            sender.idle = self._form.idle_after(first)
             async for event in self._events:
                 await sender.send(self._form.encode(event))
         except StopAsyncIteration:

@@ -8,6 +8,8 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import httpx2
+import openai
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
@@ -18,6 +20,7 @@ from splitserve_gateway.http import (
     Exchange,
     Exchanges,
     Guard,
+    IdentifiedEvent,
     api_error,
     event_stream,
     invalid,
@@ -41,7 +44,7 @@ class Sent:
     async def send(self, message: Message) -> None:
         if "body" in message:
             self.pieces.append(message["body"])
-        if self.pieces[-2:] == [COMMENT] * 2:
+        if [piece[:2] for piece in self.pieces[-2:]] == [COMMENT[:2]] * 2:
             self.has_comments.set()
 
     async def comments(self) -> None:
@@ -76,6 +79,29 @@ async def test_comments_are_sent_while_nothing_comes() -> None:
     assert told == [b"data: 1\n\n", b"data: 2\n\n", b"data: [DONE]\n\n"]
     assert pieces.index(told[0]) >= 2
     assert pieces.index(told[1]) >= pieces.index(told[0]) + 3
+
+
+async def test_client_of_openai_takes_no_comment_for_an_event_when_events_have_ids() -> None:
+    sent = Sent()
+    told = [{"choices": [{"index": 0, "text": text}]} for text in ("a", "b")]
+
+    async def events() -> AsyncGenerator[object, None]:
+        for number, chunk in enumerate(told):
+            await sent.comments()
+            yield IdentifiedEvent(f"e{number}", chunk)
+        await sent.comments()
+
+    body = b"".join(await sent_by(events(), SOON_S, sent))
+
+    assert body.count(COMMENT[:-1]) >= 6
+    headers = {"content-type": "text/event-stream"}
+    transport = httpx2.MockTransport(
+        lambda _request: httpx2.Response(200, headers=headers, content=body)
+    )
+    http_client = httpx2.Client(transport=transport)
+    client = openai.OpenAI(base_url="http://gateway/v1", api_key="k", http_client=http_client)
+    stream = client.completions.create(model="m", prompt="p", stream=True)
+    assert [chunk.choices[0].text for chunk in stream] == ["a", "b"]
 
 
 async def test_no_comment_is_sent_while_events_come() -> None:
