@@ -146,7 +146,10 @@ def _recalled(
 
 
 def _described(checkpoint: Checkpoint, loaded: LoadedModel) -> dict[str, Any] | None:
-    """Returns the facts of a model before it is taken apart; None if the files do not suffice."""
+    """Collects the facts of a freshly loaded model; None if its files do not suffice for a start.
+
+    The decoder takes the model apart later.
+    """
     if why_not_native(loaded) is not None or loaded.vectors is not None or loaded.kv_scales:
         return None
     model: Any = loaded.model
@@ -175,7 +178,7 @@ def _described(checkpoint: Checkpoint, loaded: LoadedModel) -> dict[str, Any] | 
         "frequencies": rotary.inv_freq.tolist(),
         "scaling": plain.scaling,
         "epsilon": float(model.model.norm.variance_epsilon),
-        "tensors": _tensor_names(model),
+        "tensors": [name for name, _ in model.named_parameters()],  # a tied head is left out
         "tokenizer": {
             name: file.decode() for name, file in loaded.tokenizer_files.items()
             if isinstance(file, bytes)
@@ -228,13 +231,8 @@ def _plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _tensor_names(model: Any) -> list[str]:  # noqa: ANN401
-    """Returns the names of the parameters, without that of a tied head."""
-    return [name for name, _ in model.named_parameters()]
-
-
 def _why_warned(checkpoint: Checkpoint, loaded: LoadedModel) -> str | None:
-    """Returns what each start has to warn of, or to decide again; None if there is nothing."""
+    """Names a fact of the model of which every start warns; None if there is no such fact."""
     if loaded.digest != checkpoint.digest():
         return "its angles were changed"
     if isinstance(loaded.tokenizer_files.get("tokenizer.json"), Path):
@@ -243,7 +241,7 @@ def _why_warned(checkpoint: Checkpoint, loaded: LoadedModel) -> str | None:
 
 
 def _why_other_tensors(checkpoint: Checkpoint, model: Any) -> str | None:  # noqa: ANN401
-    """Returns why the tensors of the files are not the parameters of `model`; None if they are."""
+    """Compares parameters with the tensors of the files; names a difference, None for equality."""
     stored = lazy_plain_weights(checkpoint.weight_files)
     num_bytes = 0
     for name, parameter in model.named_parameters():
@@ -263,7 +261,7 @@ def _why_other_tensors(checkpoint: Checkpoint, model: Any) -> str | None:  # noq
 
 
 def _why_other_angles(loaded: LoadedModel, rotary: PlainRotary) -> str | None:
-    """Returns why `rotary` is not the model's own; None if it gives the same angles."""
+    """Compares the angles of `rotary` with the model's own; names a difference, None for none."""
     most = loaded.max_model_len
     first, last = range(min(most, _NUM_POSITIONS)), range(max(0, most - _NUM_POSITIONS), most)
     for span in (first, last):

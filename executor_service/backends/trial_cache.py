@@ -51,9 +51,9 @@ class TrialCache:
     directory: Path
 
     def read(self, key: str) -> dict[str, Any] | None:
-        """Returns the facts under `key`; None if there are none.
+        """Reads the facts of the model with this key; None if it was not remembered.
 
-        Logs a damaged file at WARNING; it counts as none.
+        A damaged file is logged at WARNING and not used.
         """
         path = self._path(key)
         try:

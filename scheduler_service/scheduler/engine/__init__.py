@@ -10,7 +10,7 @@ from scheduler_service.scheduler.engine.preemption_costs import (
 from scheduler_service.scheduler.engine.row_columns import NO_STAY, RELEASED, RowColumns
 from scheduler_service.scheduler.engine.sequences import SequenceEndings, Siblings, rank_completions
 from scheduler_service.scheduler.engine.step_draft import StepDraft
-from scheduler_service.scheduler.engine.step_times import StepSize, StepTimes
+from scheduler_service.scheduler.engine.step_time_model import StepLoad, StepTimeModel
 from scheduler_service.scheduler.engine.suspects import MAX_STEPS_OF_OTHERS
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "SequenceEndings",
     "Siblings",
     "StepDraft",
-    "StepSize",
-    "StepTimes",
+    "StepLoad",
+    "StepTimeModel",
     "rank_completions",
 ]

@@ -30,7 +30,7 @@ from scheduler_service.scheduler.engine.planning import DeadlineEnforcer, Room, 
 from scheduler_service.scheduler.engine.preemption_costs import PreemptionCosts
 from scheduler_service.scheduler.engine.sequences import SequenceEndings, Siblings
 from scheduler_service.scheduler.engine.speculation import DraftTotals
-from scheduler_service.scheduler.engine.step_times import StepTimes
+from scheduler_service.scheduler.engine.step_time_model import StepTimeModel
 from scheduler_service.scheduler.queue import Waiting, WaitingQueue
 from scheduler_service.scheduler.values import (
     AdmissionBlocker,
@@ -55,7 +55,7 @@ class Engine:
 
     def __init__(self, config: SchedulerConfig, queue: WaitingQueue, last_step_id: int = 0) -> None:
         self._config = config
-        times = StepTimes()
+        times = StepTimeModel()
         self._costs = PreemptionCosts(config, times)
         self.placement = Placement(config, queue, self._costs, last_step_id)
         self._in_flight: deque[StepPlan] = deque()

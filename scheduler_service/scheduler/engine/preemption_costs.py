@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_service.scheduler.engine.step_times import StepTimes
+from scheduler_service.scheduler.engine.step_time_model import StepTimeModel
 from scheduler_service.scheduler.values import PreemptionMode, SchedulerConfig
 
 # Assumed until block moves were measured: half of what PCIe 4.0 x16 reaches.
@@ -17,7 +17,7 @@ class PreemptionCosts:
     `prefill_us`: duration of the latest step that computed prompts, in us; 0 before the first.
     """
 
-    def __init__(self, config: SchedulerConfig, times: StepTimes) -> None:
+    def __init__(self, config: SchedulerConfig, times: StepTimeModel) -> None:
         self._mode = config.preemption_mode
         self._us_per_block = config.block_bytes / ASSUMED_HOST_LINK_BYTES_PER_S * 1e6
         self._times = times

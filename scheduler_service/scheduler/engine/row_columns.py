@@ -134,7 +134,7 @@ class RowColumns:
         return self._order
 
     def find_current(self, work: RowWork) -> BoolArray | None:
-        """Returns which rows still have the sequences that they had in a step; None for all."""
+        """Finds the rows of a step whose sequences are still there: [R] bool; None for all."""
         if work.row_ids is self._order:
             return None  # no sequence came or left since the step was planned
         is_current: BoolArray = self.stay_ids[work.row_ids] == work.stay_ids

@@ -66,9 +66,7 @@ class PrefixCache:
             return NO_HIT
         block_size = self._config.block_size
         num_blocks = num_findable_blocks(self._config, sequence)
-        request, chain = sequence.request, sequence.block_hashes
-        self._names.grow_chain(chain, self._config, request, sequence.token_ids, num_blocks)
-        hashes = chain[1 : num_blocks + 1]
+        hashes = self.chain(sequence, sequence.token_ids, num_blocks)[1 : num_blocks + 1]
         if self._config.sliding_window is None:
             blocks = self._find_run(hashes)
             return PrefixHit(len(blocks) * block_size, 0, tuple(blocks))
@@ -149,7 +147,7 @@ class PrefixCache:
         Extends `sequence.block_hashes`.
         """
         chain = sequence.block_hashes
-        grow_chain(chain, self._config, sequence.request, token_ids, num_blocks)
+        self._names.grow_chain(chain, self._config, sequence.request, token_ids, num_blocks)
         return chain
 
     def is_used_by(self, sequence: Sequence) -> bool:
@@ -332,21 +330,6 @@ def extend_chain(
             parent = boundary.parent(chain)
 
 
-def grow_chain(
-    chain: list[bytes],
-    config: SchedulerConfig,
-    request: Request,
-    token_ids: Int32Array,
-    num_blocks: int,
-) -> None:
-    """Extends the chain of a request, which may be empty, to its root and `num_blocks` blocks."""
-    if not chain:
-        chain.append(root_hash(config, request))
-    if len(chain) <= num_blocks:
-        boundary = boundary_of(config, request)
-        extend_chain(chain, token_ids, num_blocks, config.block_size, boundary)
-
-
 def hash_block(parent: bytes, token_data: bytes) -> bytes:
     """Returns the hash of the block that holds `token_data` after the block `parent`."""
     return blake2b(parent + token_data).digest()
@@ -381,7 +364,10 @@ class RememberedNames:
         token_ids: Int32Array,
         num_blocks: int,
     ) -> None:
-        """Extends a hash chain as the function `grow_chain` does, by remembered runs."""
+        """Extends the hash chain of a request, which may be empty, to its root and `num_blocks`.
+
+        `token_ids`: [T] int32, T >= num_blocks * block_size.
+        """
         if not chain:
             chain.append(root_hash(config, request))
         if len(chain) > num_blocks:

@@ -17,7 +17,7 @@ from scheduler_service.scheduler.engine.planning.lateness import (
 )
 from scheduler_service.scheduler.engine.planning.room import MAX_BYPASSES, Room
 from scheduler_service.scheduler.engine.planning.rows import GrowingRows, PromptLimit
-from scheduler_service.scheduler.engine.planning.step_limits import PromptTokens, StepLimits
+from scheduler_service.scheduler.engine.planning.step_limits import PromptTokens
 from scheduler_service.scheduler.engine.planning.step_planner import StepPlanner
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "PromptTokens",
     "QueueState",
     "Room",
-    "StepLimits",
     "StepPlanner",
     "check_encoder_length",
     "check_prompt_length",

@@ -17,7 +17,7 @@ from scheduler_service.scheduler.engine.speculation import (
     Proposer,
     choose_lengths,
 )
-from scheduler_service.scheduler.engine.step_times import StepTimes
+from scheduler_service.scheduler.engine.step_time_model import StepTimeModel
 from scheduler_service.scheduler.queue import Waiting
 from scheduler_service.scheduler.values import (
     BoolArray,
@@ -175,7 +175,7 @@ class RunAhead:
     Rows get one token per step until a step of decodes was measured.
     """
 
-    def __init__(self, config: SchedulerConfig, placement: Placement, times: StepTimes) -> None:
+    def __init__(self, config: SchedulerConfig, placement: Placement, times: StepTimeModel) -> None:
         self._config = config
         self._placement = placement
         self._times = times

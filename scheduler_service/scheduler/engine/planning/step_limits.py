@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scheduler_service.scheduler.engine.placement import Placement
-from scheduler_service.scheduler.engine.step_times import StepTimes
+from scheduler_service.scheduler.engine.step_time_model import StepTimeModel
 from scheduler_service.scheduler.values import SchedulerConfig
 
 # Prompt tokens of a step before any step was measured.
@@ -59,7 +59,7 @@ class StepLimits:
     the time of its decodes alone.
     """
 
-    def __init__(self, config: SchedulerConfig, placement: Placement, times: StepTimes) -> None:
+    def __init__(self, config: SchedulerConfig, placement: Placement, times: StepTimeModel) -> None:
         self._config = config
         self._placement = placement
         self._times = times

@@ -22,7 +22,7 @@ from scheduler_service.scheduler.engine.planning.step_limits import PromptTokens
 from scheduler_service.scheduler.engine.preemption_costs import PreemptionCosts
 from scheduler_service.scheduler.engine.sequences import SequenceEndings, Siblings
 from scheduler_service.scheduler.engine.speculation import DraftTotals
-from scheduler_service.scheduler.engine.step_times import StepTimes
+from scheduler_service.scheduler.engine.step_time_model import StepTimeModel
 from scheduler_service.scheduler.queue import Waiting
 from scheduler_service.scheduler.values import (
     Feature,
@@ -53,7 +53,7 @@ class StepPlanner:
         config: SchedulerConfig,
         placement: Placement,
         costs: PreemptionCosts,
-        times: StepTimes,
+        times: StepTimeModel,
         lateness: DeadlineEnforcer,
         siblings: Siblings,
         endings: SequenceEndings,

@@ -9,8 +9,8 @@ import pytest
 from scheduler_service.scheduler.engine import (
     ASSUMED_HOST_LINK_BYTES_PER_S,
     PreemptionCosts,
-    StepSize,
-    StepTimes,
+    StepLoad,
+    StepTimeModel,
 )
 from scheduler_service.scheduler.values import (
     BeamParams,
@@ -155,9 +155,9 @@ def make_costs(
     us_per_token: float | None = None,
 ) -> PreemptionCosts:
     """`us_per_token`: what prompts were found to take; None if none was measured."""
-    times = StepTimes()
+    times = StepTimeModel()
     if us_per_token is not None:
-        times.learn(StepSize(0, 100), 100 * us_per_token)
+        times.learn(StepLoad(0, 100), 100 * us_per_token)
     return PreemptionCosts(make_config(preemption_mode=mode, block_bytes=block_bytes), times)
 
 

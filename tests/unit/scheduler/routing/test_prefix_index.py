@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from scheduler_service.scheduler.engine.blocks import (
     RUN_BLOCKS,
     RememberedNames,
-    grow_chain,
+    boundary_of,
+    extend_chain,
     prefix_cache,
+    root_hash,
 )
 from scheduler_service.scheduler.routing import CachedPrefix, PrefixIndex, prefix_index
 from scheduler_service.scheduler.values import (
@@ -118,11 +120,11 @@ def test_names_are_those_that_hashing_gives_when_others_came_before(
         )
         config = config_of(separates_tenants=bool(each["separates_tenants"]))
         chain: list[bytes] = []
-        expected: list[bytes] = []
+        expected, boundary = [root_hash(config, request)], boundary_of(config, request)
         for num_blocks in each["parts"]:  # type: ignore[attr-defined]
             some = min(num_blocks, len(tokens) // _BLOCK_SIZE)
             names.grow_chain(chain, config, request, tokens, some)
-            grow_chain(expected, config, request, tokens, some)
+            extend_chain(expected, tokens, some, _BLOCK_SIZE, boundary)
             assert chain == expected
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.scheduler.engine import StepSize
+from scheduler_service.scheduler.engine import StepLoad
 from scheduler_service.scheduler.values import Request, SchedulingParams, StepPlan
 from tests.support.core.driver import CoreDriver
 
@@ -28,7 +28,7 @@ class Machine:
     attend_us: float = 0.1
 
     def duration_us(self, plan: StepPlan) -> float:
-        size = StepSize.of(plan)
+        size = StepLoad.of(plan)
         return (
             self.alone_us(size.num_decodes)
             + self.token_us * size.num_prompt_tokens
@@ -87,7 +87,7 @@ def test_long_prompt_is_divided_by_time(num_decodes: int) -> None:
         request = driver.add(LONG, max_tokens=1)
         steps = until_the_end(driver, machine, request)
         for plan, _ in steps[:-1]:
-            assert StepSize.of(plan).num_decodes == num_decodes
+            assert StepLoad.of(plan).num_decodes == num_decodes
     # Of the second one: the rates were learned with the first.
     is_kept = [0.8 < took_us / 1000 / STEP_MS < 1.2 for _, took_us in steps[:-1]]
     assert is_kept.count(False) <= 3
@@ -193,7 +193,7 @@ def test_time_is_kept_and_no_prompt_starves_whatever_the_executor_does(
         for step in range(2000 // BLOCK + 2):
             outlier = 10.0 if rng.random() < 0.01 else 1.0
             plan, _ = execute(driver, machine, outlier * rng.uniform(1 - noise, 1 + noise))
-            size = StepSize.of(plan)
+            size = StepLoad.of(plan)
             # Each step brings all decodes their tokens, and the prompt a block or more.
             assert size.num_prompt_tokens >= BLOCK or request.is_finished
             if request.is_finished:

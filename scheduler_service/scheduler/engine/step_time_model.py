@@ -30,7 +30,7 @@ _LEAST_PROMPT_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class StepSize:
+class StepLoad:
     """Amount of work of a step.
 
     `num_attended`: sum over the prompt tokens of the number of tokens before each.
@@ -41,7 +41,7 @@ class StepSize:
     num_attended: float = 0.0
 
     @classmethod
-    def of(cls, plan: StepPlan) -> StepSize:
+    def of(cls, plan: StepPlan) -> StepLoad:
         """Returns the size of a step or of each of its passes; rows with one token are decodes."""
         work = plan.work
         num_rows = len(work.row_ids)
@@ -53,7 +53,7 @@ class StepSize:
         return cls(num_rows - len(chunks), int(chunks.sum()), float(attended.sum()))
 
 
-class StepTimes:
+class StepTimeModel:
     """Estimated duration of steps, in us, without block moves.
 
     `has_decodes`, `has_prompts`: a step of decodes only, and one with a prompt, were measured.
@@ -64,7 +64,7 @@ class StepTimes:
         self._rates_us: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
         # Measurements of decodes alone, and of prompts, after the first one of each.
         self._num_decodes, self._num_prompts = 0, 0
-        self._first_prompt = StepSize(0), 0.0
+        self._first_prompt = StepLoad(0), 0.0
         self.has_decodes = self.has_prompts = False
 
     def observe(self, plan: StepPlan, outcome: StepOutcome, interval_us: float) -> None:
@@ -74,9 +74,9 @@ class StepTimes:
             return
         if outcome.token_counts is not None:
             took_us /= max(int(outcome.token_counts.max()), 1)
-        self.learn(StepSize.of(plan), took_us)
+        self.learn(StepLoad.of(plan), took_us)
 
-    def learn(self, size: StepSize, took_us: float) -> None:
+    def learn(self, size: StepLoad, took_us: float) -> None:
         """Corrects the estimate by a measured pass of this size."""
         sizes = 1.0, float(size.num_decodes), float(size.num_prompt_tokens), size.num_attended
         parts_us = tuple(map(mul, self._rates_us, sizes))
@@ -101,7 +101,7 @@ class StepTimes:
             for rate_us, gain in zip(self._rates_us, gains, strict=True)
         )
 
-    def _take_first(self, size: StepSize, took_us: float) -> None:
+    def _take_first(self, size: StepLoad, took_us: float) -> None:
         """Derives the rates of decodes, or of prompts, from the first measurement alone."""
         fixed_us, decode_us, token_us, attend_us = self._rates_us
         if not size.num_prompt_tokens:
