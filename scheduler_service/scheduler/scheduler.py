@@ -231,8 +231,7 @@ class Scheduler:
         # A quarantined request that fits an executor begins at once, unless the quarantine holds
         # it.
         num_isolated = 0 if self._quarantine.is_holding else self._quarantine.num_waiting
-        self._routing.keep(self.taking_requests)
-        return sum(not self._routing.fits_some(each) for each in self.queue) + num_isolated
+        return self._routing.num_unfitting(self.taking_requests) + num_isolated
 
     @property
     def has_work(self) -> bool:
@@ -395,6 +394,7 @@ class Scheduler:
     def _executor_takes_requests(self) -> None:
         """Notes an executor that is new or takes requests again; ends unfitting requests."""
         self._health.executor_changed()
+        self._routing.keep(self.taking_requests)
         if self.num_unfitting:
             self._end_unfitting()
         self._has_changed = True

@@ -288,10 +288,21 @@ class Routing:
         self._groups[name] = kinds
         return name
 
-    def fits_some(self, request: Request) -> bool:
-        """Returns whether an executor that takes requests could ever run the request."""
-        here = {state.kind for state in self._states.values()}
-        return not here.isdisjoint(self._kinds_for(request))
+    def num_unfitting(self, executors: Sequence[ExecutorState]) -> int:
+        """Returns the number of queued requests that none of these executors could ever run.
+
+        Changes nothing: metrics ask for it, too.
+        """
+        here, new = set[int](), list[SchedulerConfig]()
+        for executor in executors:
+            if executor in self._states:
+                here.add(self._states[executor].kind)
+            elif executor.config not in new:
+                new.append(executor.config)
+        return sum(
+            here.isdisjoint(self._kinds_for(request)) and not any(fits(request, c) for c in new)
+            for request in self._queue
+        )
 
     def _kinds_for(self, request: Request) -> frozenset[int]:
         return self._groups[self._queue.group_of(request)]
