@@ -41,6 +41,7 @@ from splitserve_common import (
 )
 from splitserve_options import (
     DEFAULT_CLUSTER_ADDRESS,
+    CACHE_ENV,
     ENV_PREFIX,
     Command,
     OptionKind,
@@ -161,10 +162,7 @@ def _supervisor(
 ) -> Supervisor:
     listen, cluster = addresses.listen, addresses.cluster
     http, live = addresses.http, addresses.live
-    # All options are passed as flags; environment variables would be read again by child processes
-    # that they are not meant for.
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(ENV_PREFIX)}
-    environ = with_fewer_threads(inherited)
+    environ = with_fewer_threads(environ_of_children(os.environ))
     address = reachable_address(listen)
     listens = [f"--listen={listen}", f"--cluster-listen={cluster}"]
     # The executors listen on this machine only, from whichever address they register.
@@ -228,6 +226,18 @@ def _supervisor(
             listening=None if live is None else live.listening,
         )
     return Supervisor(config, scheduling, executors, gateway)
+
+
+def environ_of_children(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of the services: without options, which all are passed as flags.
+
+    A service would also read variables that are meant for another one.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in CACHE_ENV or not name.startswith(ENV_PREFIX)
+    }
 
 
 def _flags(command: Command, values: Mapping[str, Value]) -> list[str]:

@@ -11,6 +11,7 @@ from splitserve_options.model_folder import (
 )
 from splitserve_options.option import (
     BUNDLED_MODEL,
+    CACHE_ENV,
     CLIENT_ENV,
     COMMANDS,
     DEFAULT_CLUSTER_ADDRESS,
@@ -31,6 +32,7 @@ from splitserve_options.security_table import SECURITY_OPTIONS
 
 __all__ = [
     "BUNDLED_MODEL",
+    "CACHE_ENV",
     "CLIENT_ENV",
     "COMMANDS",
     "DEFAULT_CLUSTER_ADDRESS",

@@ -22,10 +22,9 @@ CLIENT_ENV = (
     "SPLITSERVE_API_KEY",
     "SPLITSERVE_API_KEY_FILE",
 )
-# Variable that the CPU kernels read. The container image of executors sets it.
-KERNELS_ENV = "SPLITSERVE_KERNEL_CACHE"
-# Variable that names the directory of remembered trials, or turns it off.
-TRIALS_ENV = "SPLITSERVE_TRIAL_CACHE"
+# Variables that name directories of compiled CPU kernels and of remembered trials. Executors read
+# them themselves; their container image sets both.
+CACHE_ENV = ("SPLITSERVE_KERNEL_CACHE", "SPLITSERVE_TRIAL_CACHE")
 
 
 class OptionKind(enum.Enum):

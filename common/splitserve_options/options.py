@@ -24,13 +24,12 @@ from splitserve_options.executor_table import EXECUTOR_OPTIONS
 from splitserve_options.gateway_table import GATEWAY_OPTIONS
 from splitserve_options.observability_table import OBSERVABILITY_OPTIONS
 from splitserve_options.option import (
+    CACHE_ENV,
     CLIENT_ENV,
     CONFIG_ENV,
     DEFAULT_ADDRESS,
     DEFAULT_CLUSTER_ADDRESS,
     ENV_PREFIX,
-    KERNELS_ENV,
-    TRIALS_ENV,
     Command,
     Option,
     OptionKind,
@@ -236,7 +235,7 @@ def options_of(command: Command) -> tuple[Option, ...]:
 
 def unknown_variables(environ: Mapping[str, str]) -> str:
     """Returns a line about SPLITSERVE_ variables that no process reads; empty if there are none."""
-    known = {option.env for option in OPTIONS} | {CONFIG_ENV, KERNELS_ENV, TRIALS_ENV, *CLIENT_ENV}
+    known = {option.env for option in OPTIONS} | {CONFIG_ENV, *CACHE_ENV, *CLIENT_ENV}
     unknown = sorted(n for n in environ if n.startswith(ENV_PREFIX) and n not in known)
     if not unknown:
         return ""

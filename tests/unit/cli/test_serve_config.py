@@ -30,6 +30,12 @@ def test_reachable_address_is_local_when_the_server_listens_everywhere(listen: s
     assert reachable_address(listen) == "127.0.0.1:7"
 
 
+def test_services_get_directories_of_caches_but_no_options_from_the_environment() -> None:
+    caches = {"SPLITSERVE_KERNEL_CACHE": "/k", "SPLITSERVE_TRIAL_CACHE": "off"}
+    environ = {"PATH": "/bin", "SPLITSERVE_LISTEN": "0.0.0.0:7", **caches}
+    assert serve.environ_of_children(environ) == {"PATH": "/bin", **caches}
+
+
 def test_each_executor_gets_its_own_gpu() -> None:
     indexes = []
     for flags in on_gpus_of_their_own(["--device=cuda", "--dtype=float16"], 3):
