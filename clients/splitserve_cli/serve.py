@@ -40,8 +40,8 @@ from splitserve_common import (
     with_fewer_threads,
 )
 from splitserve_options import (
-    DEFAULT_CLUSTER_ADDRESS,
     CACHE_ENV,
+    DEFAULT_CLUSTER_ADDRESS,
     ENV_PREFIX,
     Command,
     OptionKind,
