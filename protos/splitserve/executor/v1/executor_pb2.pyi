@@ -20,6 +20,7 @@ class Feature(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FEATURE_GRAMMAR: _ClassVar[Feature]
     FEATURE_SEVERAL_TOKENS: _ClassVar[Feature]
     FEATURE_POOLING: _ClassVar[Feature]
+    FEATURE_PARTIAL_RESULTS: _ClassVar[Feature]
 
 class PoolingTask(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -34,6 +35,7 @@ class StepStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STEP_STATUS_NEED_SNAPSHOT: _ClassVar[StepStatus]
     STEP_STATUS_REFUSED: _ClassVar[StepStatus]
     STEP_STATUS_FAILED: _ClassVar[StepStatus]
+    STEP_STATUS_PARTIAL: _ClassVar[StepStatus]
 
 class StepErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -74,6 +76,7 @@ FEATURE_TOKEN_CONSTRAINTS: Feature
 FEATURE_GRAMMAR: Feature
 FEATURE_SEVERAL_TOKENS: Feature
 FEATURE_POOLING: Feature
+FEATURE_PARTIAL_RESULTS: Feature
 POOLING_TASK_UNSPECIFIED: PoolingTask
 POOLING_TASK_EMBEDDING: PoolingTask
 POOLING_TASK_SCORES: PoolingTask
@@ -82,6 +85,7 @@ STEP_STATUS_OK: StepStatus
 STEP_STATUS_NEED_SNAPSHOT: StepStatus
 STEP_STATUS_REFUSED: StepStatus
 STEP_STATUS_FAILED: StepStatus
+STEP_STATUS_PARTIAL: StepStatus
 STEP_ERROR_REASON_UNSPECIFIED: StepErrorReason
 STEP_ERROR_REASON_STALE_SCHEDULER_EPOCH: StepErrorReason
 STEP_ERROR_REASON_WRONG_EXECUTOR_EPOCH: StepErrorReason
@@ -395,7 +399,7 @@ class TableWrites(_message.Message):
     def __init__(self, row_ids: _Optional[bytes] = ..., start_indexes: _Optional[bytes] = ..., block_offsets: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
 
 class Work(_message.Message):
-    __slots__ = ("row_ids", "num_computed_tokens", "num_new_tokens", "sampled_steps_back", "token_ids", "samples", "num_run_on_tokens", "draft_offsets", "draft_token_ids")
+    __slots__ = ("row_ids", "num_computed_tokens", "num_new_tokens", "sampled_steps_back", "token_ids", "samples", "num_run_on_tokens", "draft_offsets", "draft_token_ids", "reports_parts")
     ROW_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -405,6 +409,7 @@ class Work(_message.Message):
     NUM_RUN_ON_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_OFFSETS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_PARTS_FIELD_NUMBER: _ClassVar[int]
     row_ids: bytes
     num_computed_tokens: bytes
     num_new_tokens: bytes
@@ -414,7 +419,8 @@ class Work(_message.Message):
     num_run_on_tokens: bytes
     draft_offsets: bytes
     draft_token_ids: bytes
-    def __init__(self, row_ids: _Optional[bytes] = ..., num_computed_tokens: _Optional[bytes] = ..., num_new_tokens: _Optional[bytes] = ..., sampled_steps_back: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., samples: _Optional[bytes] = ..., num_run_on_tokens: _Optional[bytes] = ..., draft_offsets: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ...) -> None: ...
+    reports_parts: bool
+    def __init__(self, row_ids: _Optional[bytes] = ..., num_computed_tokens: _Optional[bytes] = ..., num_new_tokens: _Optional[bytes] = ..., sampled_steps_back: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., samples: _Optional[bytes] = ..., num_run_on_tokens: _Optional[bytes] = ..., draft_offsets: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., reports_parts: bool = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "suppressed_token_ids", "num_logprobs", "num_prompt_logprobs", "allowed_token_ids", "bad_words_token_ids", "grammar", "stop_token_ids", "pooling", "transcription")

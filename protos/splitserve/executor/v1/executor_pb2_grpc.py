@@ -82,7 +82,8 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Execute(self, request_iterator, context):
-        """Executes steps. One StepResult is returned for each ScheduleBatch, in the order received.
+        """Executes steps. One StepResult is returned for each ScheduleBatch, in the order received. Parts
+        of it may come before (STEP_STATUS_PARTIAL).
 
         At most one stream per executor is live. A newer stream of the same or a newer scheduler epoch
         supersedes the older ones with its first batch that is accepted (identity rule e) or repeats an
