@@ -373,6 +373,7 @@ class RememberedNames:
         if len(chain) > num_blocks:
             return
         boundary, block_size = boundary_of(config, request), config.block_size
+        assert len(token_ids) >= num_blocks * block_size, "the tokens of these blocks are known"
         while (num_known := len(chain) - 1) < num_blocks:
             end = num_known - num_known % RUN_BLOCKS + RUN_BLOCKS
             if end > num_blocks or end - num_known < RUN_BLOCKS:
