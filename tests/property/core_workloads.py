@@ -74,6 +74,8 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         features.add(Feature.ADAPTERS)
     if draw(st.sampled_from([False, False, True])):
         features.add(Feature.CROSS_ATTENTION)
+    if draw(st.booleans()):
+        features.remove(Feature.PARTIAL_RESULTS)
     return SchedulerConfig(
         block_size=block_size,
         num_device_blocks=num_blocks,

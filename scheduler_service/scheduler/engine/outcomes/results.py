@@ -65,7 +65,7 @@ class Results:
             sampling = self._failures.take(plan, outcome, np.asarray(outcome.row_statuses))
         counts = outcome.counts if work.num_more_tokens is not None else None
         if counts is not None:
-            self._shortfalls.settle(work, counts)
+            self._shortfalls.settle(work, counts, self._parts.taken if self._parts else None)
         outcome, sampling = self._without_taken(outcome, sampling)
         tokens = StepTokens.of(outcome)
         is_current = rows.find_current(work)
@@ -123,6 +123,8 @@ class Results:
         row_ids = work.row_ids[indexes]
         tokens = StepTokens(part.token_ids, part.counts).take(indexes)
         self._append(row_ids, tokens)
+        # The first token of a step is sure beforehand.
+        rows.num_unsure[row_ids] -= part.counts[indexes] - (num_before[indexes] == ZERO)
         if self._config.prefix_caching:
             self._publish_runs(work, num_before, parts.taken, is_taken)
         self._take_tokens(row_ids, tokens, events)
@@ -487,17 +489,19 @@ class PromisedTokenRollback:
         self._placement = placement
         self._in_flight = in_flight
 
-    def settle(self, work: RowWork, counts: Int32Array) -> None:
+    def settle(self, work: RowWork, counts: Int32Array, taken: Int32Array | None) -> None:
         """Takes back tokens that did not come: rows have got `counts` [R] tokens.
 
-        Ignores rows without any token, which are handled elsewhere.
+        `taken`: [R], tokens that were taken from parts; None for none. Ignores rows without any
+        token, which are handled elsewhere.
         """
         num_more = work.num_more_tokens
         assert num_more is not None
         rows, has_tokens = self._placement.rows, counts > 0
         missing = num_more + 1 - counts
         is_there = (rows.stay_ids[work.row_ids] == work.stay_ids) & has_tokens
-        rows.settle(work.row_ids[is_there], num_more[is_there], missing[is_there])
+        num_unsure = num_more if taken is None else num_more - np.maximum(taken - ONE, ZERO)
+        rows.settle(work.row_ids[is_there], num_unsure[is_there], missing[is_there])
         is_short = has_tokens & (missing > 0)
         if not np.count_nonzero(is_short):
             return
