@@ -62,13 +62,13 @@ class Mishap(Enum):
     ROW_IS_NONSENSE = "row_is_nonsense"
     GRAMMAR_IS_NEVER_COMPILED = "grammar_is_never_compiled"
     RESULT_BREAKS_CONTRACT = "result_breaks_contract"
-    PART_COMES = "part_comes"
-    RESULT_CONTRADICTS_ITS_PARTS = "result_contradicts_its_parts"
-    PART_BREAKS_CONTRACT = "part_breaks_contract"
     EXECUTOR_IS_LOST = "executor_is_lost"
     CORE_BREAKS = "core_breaks"
     REQUEST_IS_WITHDRAWN = "request_is_withdrawn"
     CORE_IS_RESTORED = "core_is_restored"
+    PART_COMES = "part_comes"
+    RESULT_CONTRADICTS_ITS_PARTS = "result_contradicts_its_parts"
+    PART_BREAKS_CONTRACT = "part_breaks_contract"
 
 
 def mishaps() -> st.SearchStrategy[list[tuple[Mishap, int]]]:
@@ -300,12 +300,7 @@ class CoreMachine(RuleBasedStateMachine):
             assert not true, "it was believed"
 
     def part_comes(self, index: int) -> None:
-        """The next step that may report tokens does; what ends with them makes room."""
-        for _ in range(_NUM_STEPS_TO_PART):
-            if self.running.may_report or not self.running.in_flight:
-                break
-            self.running.answer()
-            self.running.fill()
+        """The oldest step reports some tokens, if it may; what ends with them makes room."""
         if self.running.may_report:
             self.running.report(index)
             self.running.fill()
@@ -483,8 +478,6 @@ def contradict(outcome: StepOutcome, row: int, num_told: int, kind: int) -> Step
 
 
 _UNKNOWN_STATUS = 9
-# Most steps that are answered until one may report a part of its result.
-_NUM_STEPS_TO_PART = 6
 
 
 def is_row_ok(outcome: StepOutcome, row: int) -> bool:

@@ -30,6 +30,8 @@ NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "25"))
 _MAX_TOKENS = 80
 _MAX_PROMPT = 12
 _NUM_EVENTS = 30
+# Most steps that are answered until one may report a part of its result.
+_NUM_STEPS_TO_PART = 6
 
 
 class _Story(CoreMachine):
@@ -75,6 +77,14 @@ class _Story(CoreMachine):
         seed, num_resumed = random.randint(0, 3), random.choice([0, 0, 0, _MAX_TOKENS - 1])
         self.add(Spec(tuple(prompt), params, scheduling, seed, num_resumed=num_resumed))
 
+    def reach_part(self) -> None:
+        """Answers steps until one may report a part of its result."""
+        for _ in range(_NUM_STEPS_TO_PART):
+            if self.running.may_report or not self.running.in_flight:
+                return
+            self.running.answer()
+            self.running.fill()
+
     def happen(self, random: Random) -> None:
         """A few steps, and then something else; before it some steps report parts."""
         for _ in range(random.randint(1, 5)):
@@ -82,6 +92,7 @@ class _Story(CoreMachine):
             self.check()
         self.running.fill()
         for _ in range(random.randrange(4)):
+            self.reach_part()
             self.part_comes(random.randrange(10))
             self.check()
         if not self.running.in_flight or not self.unfinished:
