@@ -26,6 +26,7 @@ from scheduler_service.scheduler.values import (
     SamplingParams,
     ScoredToken,
     StepOutcome,
+    StepPart,
     StepPlan,
     StepStatus,
     TableWrites,
@@ -54,6 +55,7 @@ _FEATURES: Mapping[int, Feature] = MappingProxyType(
         executor.FEATURE_TOKEN_CONSTRAINTS: Feature.TOKEN_CONSTRAINTS,
         executor.FEATURE_GRAMMAR: Feature.GRAMMAR,
         executor.FEATURE_SEVERAL_TOKENS: Feature.SEVERAL_TOKENS,
+        executor.FEATURE_PARTIAL_RESULTS: Feature.PARTIAL_RESULTS,
     }
 )
 _POOLING_TASKS: Mapping[PoolingTask, executor.PoolingTask] = MappingProxyType(
@@ -135,6 +137,7 @@ def _encode_work(planned: RowWork, work: executor.Work) -> None:
         work.samples = planned.samples.tobytes()
     if planned.num_run_on_tokens is not None:
         work.num_run_on_tokens = planned.num_run_on_tokens.tobytes()
+        work.reports_parts = planned.reports_parts
     if planned.drafts is not None:
         work.draft_offsets = _offsets(planned.drafts.counts)
         work.draft_token_ids = planned.drafts.token_ids.tobytes()
@@ -184,6 +187,26 @@ def decode_result(result: executor.StepResult, num_rows: int) -> StepOutcome:
         return _decode_ok(result, num_rows)
     except ValueError as error:
         raise ResultUnusable(f"columns of step {result.step_id}: {error}") from error
+
+
+def is_part(result: executor.StepResult) -> bool:
+    """Returns whether a message brings a part of a result, for `decode_part`."""
+    return bool(result.status == executor.STEP_STATUS_PARTIAL)
+
+
+def decode_part(result: executor.StepResult, num_rows: int) -> StepPart:
+    """Decodes a part of the result of a step with `num_rows` rows. Raises ResultUnusable.
+
+    Columns are not copied, and the core checks their values, as of a result.
+    """
+    try:
+        token_ids: Int32Array = np.frombuffer(result.sampled_token_ids, "<i4")
+        if result.sampled_offsets:
+            return StepPart(result.step_id, _decode_counts(result, num_rows), token_ids)
+    except ValueError as error:
+        raise ResultUnusable(f"columns of a part of step {result.step_id}: {error}") from error
+    has_token = token_ids >= 0
+    return StepPart(result.step_id, has_token.astype(np.int32), token_ids[has_token])
 
 
 def _describe_error(result: executor.StepResult) -> str:

@@ -122,7 +122,7 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
         " executors support it",
         _POLICY,
         _SERVE_SCHEDULER,
-        8,
+        32,
         minimum=1,
         maximum=256,
     ),
@@ -130,10 +130,11 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
         "max-run-ahead-ms",
         OptionKind.INTEGER,
         "time limit of a step with several tokens, estimated from earlier ones, in ms; half "
-        "of it behind another such step, as new requests wait for both",
+        "of it behind another such step where executors do not report tokens at once, as new"
+        " requests wait for both",
         _POLICY,
         _SERVE_SCHEDULER,
-        80,
+        40,
         minimum=1,
         maximum=10_000,
     ),

@@ -138,6 +138,12 @@ class AnswerWatch:
         self._is_late = False
         self._start(now_ns)
 
+    def progressed(self, now_ns: int) -> None:
+        """Notes that the oldest step got tokens; the rest may take as long as the whole step."""
+        self._pulse.show(self._executor, now_ns)
+        self._is_late = False
+        self._start(now_ns)
+
     def cut(self) -> None:
         """Notes that the connection is broken: no look is due until `mended`.
 

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from scheduler_service.scheduler import LossCause
-from scheduler_service.step_codec import EncodedBatch
+from scheduler_service.step_codec import EncodedBatch, is_part
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.executor.v1 import executor_pb2_grpc
 from splitserve_common import check_file_name, printable
@@ -127,7 +127,10 @@ class Link(Protocol):
         ...
 
     def results(self) -> AsyncGenerator[executor.StepResult, None]:
-        """Yields one result for each batch sent, in order. Raises ExecutorLost."""
+        """Yields parts of results, and one result for each batch sent, in order.
+
+        Raises ExecutorLost.
+        """
 
     async def close(self) -> None:
         """Ends all open calls; callers that wait for an answer get ExecutorLost."""
@@ -281,7 +284,11 @@ class ExecutorLink:
             raise AdapterNotLoaded(_CLOSED, is_final=True) from error
 
     async def results(self) -> AsyncGenerator[executor.StepResult, None]:
-        """Yields one result for each batch sent, in order. Raises ExecutorLost."""
+        """Yields parts of results, and one result for each batch sent, in order.
+
+        Yields no part of a step that was sent in an earlier call: parts before it may have been
+        lost with that call. Raises ExecutorLost.
+        """
         num_fruitless_calls = 0
         while num_fruitless_calls < _MAX_FRUITLESS_CALLS:
             num_fruitless_calls += 1
@@ -311,6 +318,7 @@ class ExecutorLink:
 
     async def _one_call(self) -> AsyncGenerator[executor.StepResult, None]:
         self._outbox = asyncio.Queue()
+        last_repeated = self._unanswered[-1].step_id if self._unanswered else 0
         for batch in self._unanswered:
             self._outbox.put_nowait(batch)
         call = self._execute(metadata=self._metadata)
@@ -320,7 +328,10 @@ class ExecutorLink:
         try:
             while (result := await self._read(call, watching)) is not grpc.aio.EOF:
                 self._num_results += 1
-                if self._unanswered and result.step_id == self._unanswered[0].step_id:
+                if is_part(result):
+                    if result.step_id <= last_repeated:
+                        continue
+                elif self._unanswered and result.step_id == self._unanswered[0].step_id:
                     self._unanswered.popleft()
                 yield result
         finally:

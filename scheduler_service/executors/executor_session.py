@@ -28,8 +28,10 @@ from scheduler_service.step_codec import (
     EncodedBatch,
     ReceivedResult,
     ResultUnusable,
+    decode_part,
     decode_result,
     encode_plan,
+    is_part,
 )
 from splitserve.executor.v1 import executor_pb2 as executor
 
@@ -135,7 +137,11 @@ class ExecutorSession:
             async for result in results:
                 if self._is_closed:
                     return
-                if not self._is_repeated(result.step_id):
+                if self._is_repeated(result.step_id):
+                    continue
+                if is_part(result):
+                    self._take_part(result)
+                else:
                     self._take(result)
                     self._answer_unsent()
 
@@ -154,6 +160,18 @@ class ExecutorSession:
             )
         _log.warning("step_answered_again address=%s step_id=%d", self.address, step_id)
         return True
+
+    def _take_part(self, result: executor.StepResult) -> None:
+        """Reports a part of the result of the oldest step; the scheduler checks the step."""
+        is_expected = bool(self._in_flight) and self._in_flight[0][0] == result.step_id
+        num_rows = self._in_flight[0][1] if is_expected else 0
+        try:
+            part = decode_part(result, num_rows)
+        except ResultUnusable as error:
+            raise ExecutorLost(f"broke the step contract: {error}") from error
+        if is_expected:
+            self.steps.progressed()
+        self._report(events.StepProgressed(self.address, part), ReceivedResult(result, num_rows))
 
     def _take(self, result: executor.StepResult) -> None:
         is_expected = bool(self._in_flight) and self._in_flight[0][0] == result.step_id
@@ -223,6 +241,12 @@ class StepAlarm:
         """Notes that a step was sent."""
         self._watch.sent(StepSize.of(plan, self._block_size), self._now_ns())
         self._set_timer()
+
+    def progressed(self) -> None:
+        """Notes that the oldest step got tokens: its time starts anew."""
+        was_doubtful = self._watch.is_doubtful
+        self._watch.progressed(self._now_ns())
+        self._notice(was_doubtful=was_doubtful)
 
     def answered(self) -> None:
         """Notes that the oldest step was answered."""

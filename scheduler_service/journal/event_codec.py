@@ -26,7 +26,12 @@ from scheduler_service.scheduler.values import (
     StepOutcome,
     StepStatus,
 )
-from scheduler_service.step_codec import ReceivedResult, ResultUnusable, decode_result
+from scheduler_service.step_codec import (
+    ReceivedResult,
+    ResultUnusable,
+    decode_part,
+    decode_result,
+)
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as journal
 from splitserve_contract import DomainError
@@ -57,11 +62,16 @@ def encode_event(
 ) -> None:
     """Sets the event of `entry`.
 
-    `received`: message from which the outcome of a `StepCompleted` was decoded.
+    `received`: message from which a `StepCompleted` or `StepProgressed` was decoded.
     """
     match event:
         case events.StepCompleted():
             _encode_step_completed(event, received, entry.step_completed)
+        case events.StepProgressed(address):
+            assert received is not None, "a part was received"
+            entry.step_progressed.address = address
+            entry.step_progressed.result = received.result.SerializeToString()
+            entry.step_progressed.num_rows = received.num_rows
         case events.RequestSubmitted(request):
             entry.request_submitted.request.CopyFrom(encode_request(request))
         case events.ExecutorJoined():
@@ -77,6 +87,8 @@ def decode_event(entry: journal.JournalEntry) -> events.Event:
     match name:
         case "step_completed":
             return _decode_step_completed(entry.step_completed)
+        case "step_progressed":
+            return _decode_step_progressed(entry.step_progressed)
         case "request_submitted":
             return events.RequestSubmitted(decode_request(entry.request_submitted.request))
         case "executor_joined":
@@ -110,6 +122,14 @@ def _decode_step_completed(message: journal.StepCompleted) -> events.StepComplet
     except ResultUnusable as error:
         raise ValueError(str(error)) from error
     return events.StepCompleted(message.address, outcome)
+
+
+def _decode_step_progressed(message: journal.StepProgressed) -> events.StepProgressed:
+    result = executor.StepResult.FromString(message.result)
+    try:
+        return events.StepProgressed(message.address, decode_part(result, message.num_rows))
+    except ResultUnusable as error:
+        raise ValueError(str(error)) from error
 
 
 def _encode_joined(event: events.ExecutorJoined, message: journal.ExecutorJoined) -> None:

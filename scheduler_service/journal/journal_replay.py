@@ -233,6 +233,8 @@ def _step_id(message: Message | None) -> int:
         if not message.HasField("result"):
             return message.unsent_step_id
         return executor.StepResult.FromString(message.result).step_id
+    if isinstance(message, journal.StepProgressed):
+        return executor.StepResult.FromString(message.result).step_id
     if isinstance(message, journal.SendStep):
         return executor.ScheduleBatch.FromString(message.batch).step_id
     return 0

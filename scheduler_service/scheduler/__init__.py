@@ -31,6 +31,7 @@ from scheduler_service.scheduler.events import (
     ExecutorJoined,
     RequestSubmitted,
     StepCompleted,
+    StepProgressed,
     Tick,
 )
 from scheduler_service.scheduler.executor_losses import (
@@ -92,6 +93,7 @@ __all__ = [
     "Scheduler",
     "SendStep",
     "StepCompleted",
+    "StepProgressed",
     "Tick",
     "WakeAt",
     "rescue",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from scheduler_service.scheduler.executor_losses import LossCause
-from scheduler_service.scheduler.values import Request, SchedulerConfig, StepOutcome
+from scheduler_service.scheduler.values import Request, SchedulerConfig, StepOutcome, StepPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,14 @@ class StepCompleted:
 
 
 @dataclass(frozen=True, slots=True)
+class StepProgressed:
+    """Brings tokens of the executor's oldest step in flight before the step is done."""
+
+    address: str
+    part: StepPart
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterLoaded:
     """The executor at `address` has loaded `adapter`, or cannot: `why_not`, for people."""
 
@@ -149,6 +157,7 @@ Event: TypeAlias = (
     RequestSubmitted
     | RequestAborted
     | StepCompleted
+    | StepProgressed
     | AdapterRegistered
     | TenantsWeighed
     | Tick

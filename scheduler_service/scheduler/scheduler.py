@@ -50,6 +50,7 @@ from scheduler_service.scheduler.events import (
     RequestAborted,
     RequestSubmitted,
     StepCompleted,
+    StepProgressed,
     TenantsWeighed,
     Tick,
 )
@@ -164,6 +165,8 @@ class Scheduler:
         match event:
             case StepCompleted():
                 self._step_completed(event)
+            case StepProgressed():
+                self._step_progressed(event)
             case RequestSubmitted():
                 self._submit(event.request)
             case Tick():
@@ -620,6 +623,25 @@ class Scheduler:
             return
         self._plan([event.address])
         self._deliver(events)
+        self._deliver_ended(executor)
+
+    def _step_progressed(self, event: StepProgressed) -> None:
+        executor = self.executors.get(event.address)
+        if executor is None or executor.is_broken:
+            return
+        engine = executor.engine
+        try:
+            events = self._call(executor, "take_part", lambda: engine.take_part(event.part))
+        except ContractBroken as broken:
+            self._remove(executor, LossCause.DIED, f"broke the step contract: {broken}")
+            return
+        except _EngineBroke:
+            executor.has_lost_events = True
+            return
+        self.queue.charge(events.num_sampled)
+        self._plan([event.address])
+        if len(events.token_ids) or events.any_ended:
+            self._deliver(events)
         self._deliver_ended(executor)
 
     def _judge(self, executor: ExecutorState, outcome: StepOutcome) -> None:

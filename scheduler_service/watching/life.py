@@ -22,6 +22,7 @@ from scheduler_service.scheduler.values import (
     NewRow,
     RowWork,
     StepOutcome,
+    StepPart,
     StepPlan,
     StepStatus,
 )
@@ -250,11 +251,14 @@ class _Sent:
     """Step that was sent and has no result yet.
 
     `firsts`: lives that get an awaited token by the step, by index of the row in the step. `work`:
-    None if no row gets more than one token.
+    None if no row gets more than one token. `counts`: [R], tokens of each row in parts of the
+    result; None without parts.
     """
 
+    step_id: int
     firsts: dict[int, Life]
     work: RowWork | None
+    counts: Int32Array | None = None
 
 
 def _no_numbers() -> Int64Array:
@@ -289,7 +293,14 @@ class StepRows:
         has_more = plan.work.num_more_tokens is not None
         if has_more:
             self._see_stays(plan.work)
-        self._sent.append(_Sent(firsts, plan.work if has_more else None))
+        self._sent.append(_Sent(plan.step_id, firsts, plan.work if has_more else None))
+
+    def progressed(self, part: StepPart) -> Iterator[Life]:
+        """Notes a part of the result of the oldest open step; yields lives as `answered` does."""
+        if self._sent and self._sent[0].step_id == part.step_id:
+            before = self._sent[0].counts
+            counts = part.counts if before is None else before + part.counts
+            yield from self._take_counts(self._sent[0], counts)
 
     def answered(self, outcome: StepOutcome) -> Iterator[Life]:
         """Notes the result of the oldest open step; yields the lives that got an awaited token."""
@@ -298,9 +309,13 @@ class StepRows:
         sent = self._sent.popleft()
         if outcome.status is not StepStatus.OK or not (sent.firsts or sent.work):
             return
-        counts = outcome.counts
+        yield from self._take_counts(sent, outcome.counts)
+
+    def _take_counts(self, sent: _Sent, counts: Int32Array) -> Iterator[Life]:
+        """Notes that rows of a step have `counts` [R] tokens by now."""
         if sent.work is not None:
-            self._count_more(sent.work, counts)
+            self._count_more(sent.work, sent.counts, counts)
+            sent.counts = counts
         for index, life in sent.firsts.items():
             if counts[index] and life.awaits_token:
                 life.awaits_token = False
@@ -381,16 +396,20 @@ class StepRows:
             self._clear(row_id)
         self._stay_ids[work.row_ids] = work.stay_ids
 
-    def _count_more(self, work: RowWork, counts: Int32Array) -> None:
+    def _count_more(self, work: RowWork, before: Int32Array | None, counts: Int32Array) -> None:
+        """Counts the tokens of rows that have `counts`; those `before` (None for none) were."""
         is_same = self._stay_ids[work.row_ids] == work.stay_ids
         row_ids = work.row_ids[is_same]
         num_more = np.maximum(counts[is_same] - 1, 0)
-        self._num_more[row_ids] += num_more
+        num_before = 0 if before is None else np.maximum(before[is_same] - 1, 0)
+        # A failed row has fewer tokens in the result than in its parts.
+        self._num_more[row_ids] += np.maximum(num_more - num_before, 0)
         if work.drafts is not None:
             num_drafts = work.drafts.counts[is_same]
-            self._num_drafts[row_ids] += num_drafts
+            self._num_drafts[row_ids] += num_drafts if before is None else 0
             # A row runs on only if all of its draft tokens were accepted.
-            self._num_accepted[row_ids] += np.minimum(num_more, num_drafts)
+            accepted = np.minimum(num_more, num_drafts) - np.minimum(num_before, num_drafts)
+            self._num_accepted[row_ids] += np.maximum(accepted, 0)
 
     def _settle_row(self, row_id: int) -> None:
         owner = self._owners.get(row_id)

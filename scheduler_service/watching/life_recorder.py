@@ -26,6 +26,7 @@ from scheduler_service.scheduler import (
     RequestQuarantined,
     RequestSubmitted,
     SendStep,
+    StepProgressed,
 )
 from scheduler_service.scheduler.values import (
     AssignedFor,
@@ -196,6 +197,8 @@ class LifeRecorder:
         self._now_ns = turn.now_ns
         if (answered := turn.answered) is not None:
             self._step_answered(answered.address, answered.outcome)
+        elif (progressed := turn.progressed) is not None:
+            self._step_progressed(progressed)
         elif isinstance(event := turn.event, RequestSubmitted) and turn.submission is not None:
             self._submitted(event.request, turn.submission)
         elif isinstance(event, RequestRefused):
@@ -343,9 +346,17 @@ class LifeRecorder:
 
     def _step_answered(self, address: str, outcome: StepOutcome) -> None:
         rows = self._rows.get(address)
-        if rows is None:
-            return
-        for life in rows.answered(outcome):
+        if rows is not None:
+            self._got_tokens(rows.answered(outcome))
+
+    def _step_progressed(self, progressed: StepProgressed) -> None:
+        rows = self._rows.get(progressed.address)
+        if rows is not None:
+            self._got_tokens(rows.progressed(progressed.part))
+
+    def _got_tokens(self, lives: Iterable[Life]) -> None:
+        """Records that lives got the token that they awaited."""
+        for life in lives:
             if life.ended_ns is not None:
                 continue
             numbers = {"num_chunks": life.num_chunks, "num_prompt_tokens": life.num_prompt_tokens}

@@ -15,6 +15,7 @@ from scheduler_service.scheduler import (
     LossCause,
     Scheduler,
     StepCompleted,
+    StepProgressed,
 )
 from scheduler_service.scheduler.values import Request
 
@@ -58,7 +59,8 @@ class Transition(NamedTuple):
     within `Watcher.see` only. `answered`: the event, if it is an answer to a step that the
     scheduler accepted. `planning_ns`: mean time to decide and encode each step of the turn.
     `submission`: of a `RequestSubmitted`. `model_name`: the served model, in turns of a
-    `RequestSubmitted` or an `ExecutorConnected`.
+    `RequestSubmitted` or an `ExecutorConnected`. `progressed`: the event, if it is a part of a
+    result that the scheduler accepted.
     """
 
     event: Event | RequestRefused
@@ -69,6 +71,7 @@ class Transition(NamedTuple):
     planning_ns: int = 0
     submission: Submission | None = None
     model_name: str = ""
+    progressed: StepProgressed | None = None
 
     @classmethod
     def of(
@@ -80,11 +83,14 @@ class Transition(NamedTuple):
         planning_ns: int = 0,
         submission: Submission | None = None,
     ) -> Transition:
-        """Makes a turn; derives `answered` from the event and the effects."""
+        """Makes a turn; derives `answered` and `progressed` from the event and the effects."""
         answered = event if isinstance(event, StepCompleted) else None
         if answered is not None and answered.address not in scheduler.executors:
             answered = answered if any(map(_is_sound_removal, effects)) else None
-        return cls(event, effects, now_ns, scheduler, answered, planning_ns, submission)
+        turn = cls(event, effects, now_ns, scheduler, answered, planning_ns, submission)
+        if isinstance(event, StepProgressed) and event.address in scheduler.executors:
+            turn = turn._replace(progressed=event)
+        return turn
 
     @property
     def sent_ns(self) -> int:

@@ -13,6 +13,7 @@ _QUEUE = "scheduler_service.scheduler.queue."
 _UNIT = "tests/unit/scheduler/engine/"
 _MACHINE = "tests/property/test_core_state_machine.py::TestCoreMachine"
 _SEVERAL = "tests/property/test_core_several_tokens.py"
+_PARTS = f"{_UNIT}outcomes/test_step_parts.py"
 _TENANTS = "tests/property/test_tenants_apart.py"
 
 CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
@@ -46,6 +47,30 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             "ends = (starts + counts) // self._block_size",
             "ends = (starts + counts + 1) // self._block_size",
             _SEVERAL,
+        ),
+        "tokens of parts are told again with the result": Mutant(
+            f"{_ENGINE}outcomes.results",
+            "        if not self._parts:\n            return outcome, sampling\n",
+            "        if not self._parts or True:\n            return outcome, sampling\n",
+            _PARTS,
+        ),
+        "blocks that a part filled are published again with the result": Mutant(
+            f"{_ENGINE}outcomes.results",
+            "self._parts.taken if self._parts else np.zeros_like(counts)",
+            "np.zeros_like(counts)",
+            _PARTS,
+        ),
+        "a step is planned behind a run that reports parts": Mutant(
+            f"{_ENGINE}engine",
+            "        return num_left is None or num_left > 1\n",
+            "        return False\n",
+            _PARTS,
+        ),
+        "a part is taken behind tokens that were not believed": Mutant(
+            f"{_ENGINE}outcomes.results",
+            "(part.counts > ZERO) & (parts.taken + part.counts == parts.told)",
+            "part.counts > ZERO",
+            _PARTS,
         ),
         "taking a step back takes one token of several": Mutant(
             f"{_ENGINE}outcomes.losses",

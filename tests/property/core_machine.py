@@ -18,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -33,6 +34,7 @@ from scheduler_service.scheduler.values import (
     ScoredToken,
     SequenceStatus,
     StepOutcome,
+    StepPart,
     StepPlan,
     StepStatus,
 )
@@ -64,6 +66,9 @@ class Mishap(Enum):
     CORE_BREAKS = "core_breaks"
     REQUEST_IS_WITHDRAWN = "request_is_withdrawn"
     CORE_IS_RESTORED = "core_is_restored"
+    PART_COMES = "part_comes"
+    RESULT_CONTRADICTS_ITS_PARTS = "result_contradicts_its_parts"
+    PART_BREAKS_CONTRACT = "part_breaks_contract"
 
 
 def mishaps() -> st.SearchStrategy[list[tuple[Mishap, int]]]:
@@ -294,6 +299,56 @@ class CoreMachine(RuleBasedStateMachine):
         else:
             assert not true, "it was believed"
 
+    def part_comes(self, index: int) -> None:
+        """The oldest step reports some tokens, if it may; what ends with them makes room."""
+        if self.running.may_report:
+            self.running.report(index)
+            self.running.fill()
+
+    def result_contradicts_its_parts(self, index: int) -> None:
+        """A row of which a part told something else costs its request, and no other."""
+        self.part_comes(index)
+        if not self.running.in_flight:
+            return
+        told = self.running.told
+        found = [
+            (row, client)
+            for row, client in self.clients_of(self.running.in_flight[0][0])
+            if row < len(told) and told[row]
+        ]
+        if not found:
+            return
+        row, client = found[index % len(found)]
+        client.has_bad_row = True
+        self.running.count_fault()
+
+        def spoil(_plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
+            return contradict(outcome, row, int(told[row]), index)
+
+        self.running.answer(spoil=spoil)
+        assert client.request.error is not None, "it was believed"
+        assert client.request.error[0] == "ROW_FAILED"
+
+    def part_breaks_contract(self, index: int) -> None:
+        """Nothing of such a part is taken: the executor is lost, or goes on."""
+        self.part_comes(index)
+        if not self.running.in_flight:
+            return
+        plan, _ = self.running.in_flight[-1]
+        num_more = plan.work.num_more_tokens
+        counts = np.ones(len(plan.work.row_ids), np.int32)
+        if index % 3 == 0:
+            counts = np.append(counts, np.int32(1))
+        elif index % 3 == 1 and num_more is not None:
+            counts = num_more + 2
+        elif plan.work.reports_parts and len(self.running.in_flight) == 1:
+            return
+        part = StepPart(plan.step_id, counts, np.ones(int(counts.sum()), np.int32))
+        with pytest.raises(ContractBroken):
+            self.running.take_part(part)
+        if index % 2:
+            self.executor_is_lost(index)
+
     def executor_is_lost(self, _index: int) -> None:
         self.running.count_fault()
         self.go_on_elsewhere(self.running.scheduler.evacuate())
@@ -404,6 +459,22 @@ class CoreMachine(RuleBasedStateMachine):
         assert self.running.scheduler.num_free_blocks == self.config.num_device_blocks
         assert self.running.scheduler.num_free_host_blocks == self.config.num_host_blocks
         check_emptied(self.running.scheduler.placement)
+
+
+def contradict(outcome: StepOutcome, row: int, num_told: int, kind: int) -> StepOutcome:
+    """`outcome` in which the row has other tokens than those told, or fewer."""
+    assert outcome.token_counts is not None
+    start = int(outcome.token_counts[:row].sum())
+    if kind % 2:
+        token_ids = outcome.token_ids.copy()
+        token_ids[start + num_told - 1] ^= 1
+        return replace(outcome, token_ids=token_ids)
+    end = start + int(outcome.token_counts[row])
+    return replace(
+        outcome,
+        token_ids=np.delete(outcome.token_ids, np.s_[start + num_told - 1 : end]),
+        token_counts=_changed(outcome.token_counts, row, num_told - 1),
+    )
 
 
 _UNKNOWN_STATUS = 9

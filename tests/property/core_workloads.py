@@ -74,7 +74,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         features.add(Feature.ADAPTERS)
     if draw(st.sampled_from([False, False, True])):
         features.add(Feature.CROSS_ATTENTION)
-    return SchedulerConfig(
+    config = SchedulerConfig(
         block_size=block_size,
         num_device_blocks=num_blocks,
         max_num_seqs=draw(st.sampled_from([6, 1, 3, 4, 8, 8])),
@@ -103,6 +103,9 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         queue_policy=draw(st.sampled_from(list(QUEUE_POLICIES))),
         tenant_weights={"heavy": 2.0},
     )
+    if draw(st.booleans()):
+        return replace(config, features=config.features - {Feature.PARTIAL_RESULTS})
+    return config
 
 
 def random_spec(rng: Random) -> Spec:

@@ -10,7 +10,13 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler_service.scheduler.values import SchedulerConfig, StepEvents, StepOutcome, StepPlan
+from scheduler_service.scheduler.values import (
+    SchedulerConfig,
+    StepEvents,
+    StepOutcome,
+    StepPart,
+    StepPlan,
+)
 from scheduler_service.step_codec import encode_plan
 from splitserve_contract import DomainError
 from tests.property.core_workloads import configs, fit, random_spec
@@ -40,6 +46,9 @@ class Twins:
 
     def apply(self, outcome: StepOutcome) -> StepEvents:
         return self._only([core.apply(outcome) for core in self.cores])
+
+    def take_part(self, part: StepPart) -> StepEvents:
+        return self._only([core.take_part(part) for core in self.cores])
 
     def take_ended(self) -> StepEvents:
         return self._only([core.take_ended() for core in self.cores])

@@ -27,9 +27,11 @@ from tests.property.core_workloads import EOS, VOCAB_SIZE
 from tests.support.fakes.expected_outputs import Spec
 
 NUM_EXAMPLES = int(os.environ.get("SPLITSERVE_TEST_EXAMPLES", "25"))
-_MAX_TOKENS = 40
+_MAX_TOKENS = 80
 _MAX_PROMPT = 12
-_NUM_EVENTS = 40
+_NUM_EVENTS = 30
+# Most steps that are answered until one may report a part of its result.
+_NUM_STEPS_TO_PART = 6
 
 
 class _Story(CoreMachine):
@@ -39,7 +41,7 @@ class _Story(CoreMachine):
         """A core for a few rows, whose blocks suffice for them, or nearly."""
         self.num_words = random.choice([None, None, 1, 2])
         block_size = random.choice([1, 2, 4])
-        num_blocks = random.choice([64, 96, 160]) // block_size
+        num_blocks = random.choice([96, 160, 240]) // block_size
         config = SchedulerConfig(
             block_size=block_size,
             num_device_blocks=num_blocks,
@@ -50,7 +52,7 @@ class _Story(CoreMachine):
             max_num_waiting=16,
             eos_token_ids=frozenset({EOS}),
             vocab_size=VOCAB_SIZE,
-            features=frozenset(Feature),
+            features=frozenset(Feature) - random.choice([set(), {Feature.PARTIAL_RESULTS}]),
             sliding_window=random.choice([None, 3, 8]),
             max_run_ahead=random.choice([3, 5, 8]),
             max_run_ahead_ms=1000,
@@ -65,21 +67,42 @@ class _Story(CoreMachine):
         """A request with nothing about it that keeps rows from getting several tokens."""
         prompt = random.choices(range(1, VOCAB_SIZE), k=random.randint(1, _MAX_PROMPT))
         num_sequences = random.choice([1, 1, 2])
-        params = SamplingParams(n=num_sequences, max_tokens=_MAX_TOKENS, ignore_eos=True)
+        params = SamplingParams(
+            n=num_sequences,
+            max_tokens=_MAX_TOKENS,
+            ignore_eos=True,
+            stop_token_ids=frozenset(random.choice([(), (), (7, 9)])),
+        )
         scheduling = SchedulingParams(tenant=random.choice(["", "heavy", "light"]))
         seed, num_resumed = random.randint(0, 3), random.choice([0, 0, 0, _MAX_TOKENS - 1])
         self.add(Spec(tuple(prompt), params, scheduling, seed, num_resumed=num_resumed))
 
+    def reach_part(self) -> None:
+        """Answers steps until one may report a part of its result."""
+        for _ in range(_NUM_STEPS_TO_PART):
+            if self.running.may_report or not self.running.in_flight:
+                return
+            self.running.answer()
+            self.running.fill()
+
     def happen(self, random: Random) -> None:
-        """A few steps, and then something else."""
-        for _ in range(random.randint(1, 3)):
+        """A few steps, and then something else; before it some steps report parts."""
+        for _ in range(random.randint(1, 5)):
             self.running.step()
             self.check()
         self.running.fill()
+        for _ in range(random.randrange(4)):
+            self.reach_part()
+            self.part_comes(random.randrange(10))
+            self.check()
         if not self.running.in_flight or not self.unfinished:
             return
         event = random.choice(
             [
+                self.result_contradicts_its_parts,
+                self.part_breaks_contract,
+                self.result_contradicts_its_parts,
+                random.choice([self.client_leaves, self.step_fails, self.step_is_not_executed]),
                 self.request_yields_during_its_run,
                 self.request_yields_during_its_run,
                 self.core_breaks,

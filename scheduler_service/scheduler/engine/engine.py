@@ -21,6 +21,7 @@ from scheduler_service.scheduler.engine.outcomes import (
     OutcomeChecks,
     PromisedTokenRollback,
     Results,
+    StepParts,
     detach,
     evacuate,
     take_back,
@@ -40,6 +41,7 @@ from scheduler_service.scheduler.values import (
     SchedulerConfig,
     StepEvents,
     StepOutcome,
+    StepPart,
     StepPlan,
     StepStatus,
 )
@@ -60,11 +62,14 @@ class Engine:
         self.placement = Placement(config, queue, self._costs, last_step_id)
         self._in_flight: deque[StepPlan] = deque()
         self._losses = FailureRecovery(self.placement, self._in_flight)
-        self._checks = OutcomeChecks(config, self.placement)
+        self._parts = StepParts()
+        self._checks = OutcomeChecks(config, self.placement, self._parts)
         siblings = Siblings(self.placement)
         endings = SequenceEndings(self.placement, siblings)
         shortfalls = PromisedTokenRollback(self.placement, self._in_flight)
-        self._results = Results(config, self.placement, self._losses, endings, shortfalls)
+        self._results = Results(
+            config, self.placement, self._losses, endings, shortfalls, self._parts
+        )
         self._lateness = DeadlineEnforcer(config, self.placement)
         self._planner = StepPlanner(
             config, self.placement, self._costs, times, self._lateness, siblings, endings
@@ -422,11 +427,44 @@ class Engine:
         return None
 
     def _plan(self, waiting: Waiting) -> StepPlan | None:
+        if self._runs_on and not self._planner.has_other_work(waiting):
+            return None  # another step would end the run
         plan = self._planner.next_step(waiting, is_snapshot=self._needs_snapshot)
         if plan is not None:
             self._needs_snapshot = False
             self._in_flight.append(plan)
         return plan
+
+    @property
+    def _runs_on(self) -> bool:
+        """Whether rows of the latest step run on until another step comes, for some more tokens."""
+        if not self._in_flight or not self._in_flight[-1].work.reports_parts:
+            return False
+        num_left = self._parts.num_left if len(self._in_flight) == 1 else None
+        return num_left is None or num_left > 1
+
+    def take_part(self, part: StepPart) -> StepEvents:
+        """Applies tokens of the oldest step in flight, whose result will have them, too.
+
+        Ignores a part of a step that was answered. Raises ContractBroken. The caller charges the
+        waiting queue for `StepEvents.num_sampled`.
+        """
+        self._check_open()
+        events = StepEvents()
+        if 0 < part.step_id <= self.placement.last_answered_step_id:
+            return events
+        if self.oldest_step_in_flight != part.step_id:
+            raise ContractBroken(f"unexpected part of step {part.step_id}")
+        plan = self._in_flight[0]
+        self._parts.add(plan, part)
+        num_reported = self._parts.taken
+        try:
+            faults = self._checks.faults_of_part(plan, part)
+            self._results.take_part(plan, part, faults, events)
+        except Exception:
+            take_back(self.placement, plan, events, num_reported)
+            raise
+        return self._add_ended(events)
 
     def apply(self, outcome: StepOutcome) -> StepEvents:
         """Applies a result; results come in the order of the steps. Raises ContractBroken.
@@ -452,7 +490,7 @@ class Engine:
                 num_tokens=plan.num_tokens,
                 compute_us=outcome.compute_us,
             )
-            self._lateness.observe(plan, outcome.compute_us)
+            self._lateness.observe(plan, outcome)
             self._planner.observe(plan, outcome)
             if placement.suspects:
                 events.acquitted = self._losses.survive(plan, outcome.counts)
@@ -460,7 +498,8 @@ class Engine:
                 self._results.take(plan, outcome, events)
             except Exception:
                 # These events are lost: requests that go on elsewhere must get their tokens again.
-                take_back(placement, plan, events)
+                num_reported = self._parts.taken if self._parts else None
+                take_back(placement, plan, events, num_reported)
                 raise
         else:
             self._needs_snapshot |= outcome.status is not StepStatus.FAILED
@@ -469,6 +508,7 @@ class Engine:
                 self._losses.fail_step(plan, is_refused=outcome.status is StepStatus.REFUSED)
             else:
                 self._losses.lose_step(plan, is_fruitless=False)
+        self._parts.clear()
         placement.suspects.step_answered(plan.step_id)
         placement.step_answered(plan.step_id)
         return self._add_ended(events)

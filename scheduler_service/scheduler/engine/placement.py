@@ -314,7 +314,8 @@ class Placement:
             first,
         )
         if found:
-            self.draft.published[int(rows.stay_ids[row_id])] = found
+            # Blocks of the encoder's input may be there already.
+            self.draft.published.setdefault(int(rows.stay_ids[row_id]), []).extend(found)
 
     # -- helpers -------------------------------------------------------------------------------
 

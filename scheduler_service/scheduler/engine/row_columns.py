@@ -423,12 +423,12 @@ class RowColumns:
                 column[row_ids] += num_more
         return work
 
-    def settle(self, row_ids: Int64Array, num_more: Int32Array, missing: Int32Array) -> None:
-        """Takes back `missing` tokens of a step that allowed `num_more` beyond the first one.
+    def settle(self, row_ids: Int64Array, num_unsure: Int32Array, missing: Int32Array) -> None:
+        """Takes back `missing` of the `num_unsure` tokens of a step; the others have come.
 
         All arrays: [R] int32 or int64.
         """
-        self.num_unsure[row_ids] -= num_more
+        self.num_unsure[row_ids] -= num_unsure
         self.num_computed[row_ids] -= missing
         self.num_tokens[row_ids] -= missing
 

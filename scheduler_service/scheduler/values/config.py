@@ -21,6 +21,7 @@ class Feature(Enum):
     TOKEN_CONSTRAINTS = "token_constraints"
     GRAMMAR = "grammar"
     SEVERAL_TOKENS = "several_tokens"
+    PARTIAL_RESULTS = "partial_results"
     MIN_P_AFTER_TOP_P = "min_p_after_top_p"
 
 
@@ -71,7 +72,8 @@ class PolicyConfig:
     for steps that have decodes, too, where it is shorter; 0 for none. Both only if prompts may be
     split.
     `max_run_ahead`: most tokens that a row may sample in one step by running on; 1 or less for
-    none. `max_run_ahead_ms`: longest time of such a step, half of it behind another step.
+    none. `max_run_ahead_ms`: longest time of such a step; half of it behind another step, unless
+    the executor reports parts of results.
     `max_draft_tokens`: most draft tokens of a row in one step. `max_num_encoder_tokens`: most
     encoder tokens that a step encodes, unless a single request brings more.
     """
@@ -181,6 +183,11 @@ class SchedulerConfig(PolicyConfig):
     def runs_ahead(self) -> bool:
         """Whether a row may get several tokens in one step by running on."""
         return self.max_run_ahead > 1 and Feature.SEVERAL_TOKENS in self.features
+
+    @property
+    def reports_parts(self) -> bool:
+        """Whether the executor reports tokens of rows that run on before the step is done."""
+        return self.runs_ahead and Feature.PARTIAL_RESULTS in self.features
 
     @property
     def speculates(self) -> bool:

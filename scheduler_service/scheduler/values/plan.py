@@ -101,8 +101,9 @@ class RowWork:
     `num_computed_tokens`, `num_new_tokens`, `sampled_steps_back`: [R]. `samples`: [R] bool, None if
     all rows sample. `token_ids`: [I] int32, the literal input tokens, concatenated.
     `num_run_on_tokens`: [R] int32, most tokens that a row may get by running on; None for none.
-    `drafts`: only of rows whose tokens are known; None for none. While earlier steps have no
-    result, `num_computed_tokens` are upper bounds.
+    `drafts`: only of rows whose tokens are known; None for none. `reports_parts`: the executor
+    reports tokens of rows that run on at once, and ends the run when a later step arrives. While
+    earlier steps have no result, `num_computed_tokens` are upper bounds.
     """
 
     row_ids: Int64Array
@@ -114,6 +115,7 @@ class RowWork:
     samples: BoolArray | None
     num_run_on_tokens: Int32Array | None = None
     drafts: Drafts | None = None
+    reports_parts: bool = False
 
     @property
     def num_more_tokens(self) -> Int32Array | None:
@@ -249,6 +251,18 @@ class StepOutcome:
         if self.token_counts is None:
             return (self.token_ids >= 0).astype(np.int32)
         return self.token_counts
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """Tokens that the rows of a step have got since its part before; the result has them, too.
+
+    `counts`: [R] int32, how many of `token_ids` (int32, in row order) each row has.
+    """
+
+    step_id: int
+    counts: Int32Array
+    token_ids: Int32Array
 
 
 @dataclass(frozen=True, slots=True)

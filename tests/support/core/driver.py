@@ -27,6 +27,7 @@ from scheduler_service.scheduler.values import (
     Sequence,
     StepEvents,
     StepOutcome,
+    StepPart,
     StepPlan,
     StepStatus,
 )
@@ -243,6 +244,12 @@ class CoreDriver:
         if plan is not None:
             self.in_flight.append(plan)
         return plan
+
+    def report(self, *runs: list[int]) -> StepEvents:
+        """Reports a part of the oldest step in flight: `runs` are further tokens of each row."""
+        counts = np.array([len(run) for run in runs], np.int32)
+        token_ids = np.array([token_id for run in runs for token_id in run], np.int32)
+        return self.core.take_part(StepPart(self.in_flight[0].step_id, counts, token_ids))
 
     def answer(
         self,

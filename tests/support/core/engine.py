@@ -8,16 +8,21 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
+
 from executor_service.service import decode_batch, encode_answer
 from executor_service.steps import StepExecutor
 from scheduler_service.scheduler.engine.outcomes import MAX_FRUITLESS_LOSSES
 from scheduler_service.scheduler.values import (
     FinishReason,
+    Int32Array,
     Request,
+    RowStatus,
     SchedulerConfig,
     ScoredToken,
     StepEvents,
     StepOutcome,
+    StepPart,
     StepPlan,
     StepStatus,
 )
@@ -28,7 +33,7 @@ from tests.support.core.driver import EngineWithQueue
 from tests.support.core.in_process import SCHEDULER_EPOCH, executor_info
 from tests.support.core.plan_executor import InjectedFailure
 from tests.support.fakes.expected_outputs import ExpectedOutputs, Spec
-from tests.support.fakes.fake_model import fake_logprob
+from tests.support.fakes.fake_model import fake_logprob, mix
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
 
 Message = TypeVar("Message")
@@ -40,6 +45,8 @@ SAMPLED = MAX_ASKED + 1
 # By so much a loop that waits for a grammar is woken too late.
 LATE_NS = 25 * 10**9
 Spoil = Callable[[StepPlan, StepOutcome], StepOutcome]
+# Most parts that a step reports by itself before its result.
+_MAX_PARTS = 3
 
 
 class Link(Protocol[Message]):
@@ -88,6 +95,9 @@ class Delivery:
 class CoreEngine(Generic[Message]):
     """Keeps up to `depth` steps in flight, and checks every plan. Time passes with every step.
 
+    A step that may report parts of its result reports some before it is answered; it is executed
+    with the first one.
+
     `needs_snapshot`: the next plan has to be one. `never_compiled`: clients whose grammar is not.
     """
 
@@ -111,6 +121,9 @@ class CoreEngine(Generic[Message]):
         self._link = make_link(config, runner)
         self._may_need_snapshot = False
         self._num_asked: dict[int, int] = {}
+        # Outcome of the oldest step, if it was executed, and the tokens [R] of each row in parts.
+        self._executed: StepOutcome | None = None
+        self._told = np.empty(0, np.int32)
         self.never_compiled: set[int] = set()
 
     def tick(self, duration_ns: int) -> None:
@@ -168,13 +181,16 @@ class CoreEngine(Generic[Message]):
         return True
 
     def answer(self, fault: StepFault | None = None, spoil: Spoil | None = None) -> StepPlan:
-        """Executes the oldest step in flight. `spoil` changes what comes of it."""
-        plan, message = self.in_flight.popleft()
-        fault = replace(fault or StepFault(), unsampled=self._compiling(plan))
-        self.runner.fault = lambda _step: fault
-        outcome = self._link.execute(message)
-        self._note_samples(plan, outcome)
-        self.runner.fault = no_fault
+        """Executes the oldest step in flight. `spoil` changes what comes of it.
+
+        Of a step that was executed for its parts, `fault` changes the outcome only.
+        """
+        fault = fault or StepFault()
+        if self._executed is None:
+            outcome = self._execute(fault)
+        else:
+            outcome = _with_fault(self._executed, self.in_flight[0][0], fault)
+        plan = self._pop()
         has_bad_rows = spoil is not None or bool(fault.rows)
         if not has_bad_rows:
             self._check_reads(plan)
@@ -190,6 +206,62 @@ class CoreEngine(Generic[Message]):
             # What leaned on them in this very step is known only now.
             self._check_reads(plan)
         return plan
+
+    def _execute(self, fault: StepFault) -> StepOutcome:
+        """Executes the oldest step in flight."""
+        plan, message = self.in_flight[0]
+        fault = replace(fault, unsampled=self._compiling(plan))
+        self.runner.fault = lambda _step: fault
+        outcome = self._link.execute(message)
+        self._note_samples(plan, outcome)
+        self.runner.fault = no_fault
+        return outcome
+
+    def _pop(self) -> StepPlan:
+        """Removes the oldest step in flight, with its parts."""
+        self._executed = None
+        return self.in_flight.popleft()[0]
+
+    @property
+    def may_report(self) -> bool:
+        """Whether the oldest step in flight may report a part of its result."""
+        if not self.in_flight or not self.in_flight[0][0].work.reports_parts:
+            return False
+        return self._executed is None or self._executed.status is StepStatus.OK
+
+    @property
+    def told(self) -> Int32Array:
+        """Number of tokens of each row in parts of the oldest step in flight; empty for none."""
+        return self._told if self._executed is not None else self._told[:0]
+
+    def report(self, seed: int) -> None:
+        """Reports some of the tokens of the oldest step in flight; `seed` chooses them."""
+        plan, _ = self.in_flight[0]
+        if self._executed is None:
+            self._executed = self._execute(StepFault())
+            self._told = np.zeros(len(plan.work.row_ids), np.int32)
+        outcome = self._executed
+        if outcome.status is not StepStatus.OK:
+            return
+        left = outcome.counts - self._told
+        drawn = [mix(seed, row, plan.step_id) for row in range(len(left))]
+        counts = np.array([d % (n + 1) for d, n in zip(drawn, left.tolist(), strict=True)], "<i4")
+        tokens = [
+            outcome.tokens_of(row)[told : told + count]
+            for row, (told, count) in enumerate(
+                zip(self._told.tolist(), counts.tolist(), strict=True)
+            )
+        ]
+        self._told = self._told + counts
+        token_ids = np.array([token for each in tokens for token in each], np.int32)
+        self.take_part(StepPart(plan.step_id, counts, token_ids))
+
+    def take_part(self, part: StepPart) -> None:
+        """Gives the core a part of a result. Raises ContractBroken."""
+        lengths = lengths_of(self.scheduler)
+        events = self.scheduler.take_part(part)
+        check_charges(self.scheduler, lengths, Counter(events.num_sampled))
+        self._deliver(events)
 
     def _compiling(self, plan: StepPlan) -> list[int]:
         """Rows whose grammar is not compiled yet: some stays are asked several times at first.
@@ -235,7 +307,7 @@ class CoreEngine(Generic[Message]):
 
     def skip(self, status: StepStatus) -> None:
         """The oldest step in flight is not executed."""
-        plan, _ = self.in_flight.popleft()
+        plan = self._pop()
         self.count_fault()
         self._may_need_snapshot = True
         self.take(StepOutcome(plan.step_id, status))
@@ -243,10 +315,15 @@ class CoreEngine(Generic[Message]):
     def step(self) -> bool:
         """Plans what can be planned, executes one step; False if there is nothing to do."""
         self.fill()
-        if self.in_flight:
-            self.answer()
-            return True
-        return False
+        if not self.in_flight:
+            return False
+        step_id = self.in_flight[0][0].step_id
+        for number in range(mix(step_id, 0, 0) % (_MAX_PARTS + 1)):
+            if self.may_report:
+                self.report(number)
+                self.fill()
+        self.answer()
+        return True
 
     def count_fault(self) -> None:
         """Counts a loss that may concern any unfinished request."""
@@ -287,6 +364,18 @@ class CoreEngine(Generic[Message]):
         assert delivery.request is request
         assert not delivery.is_finished, "something after the end"
         return delivery
+
+
+def _with_fault(outcome: StepOutcome, plan: StepPlan, fault: StepFault) -> StepOutcome:
+    """Returns `outcome` of a step that reported parts, with `fault`."""
+    if fault.error is not None:
+        return StepOutcome(plan.step_id, StepStatus.FAILED, error=str(fault.error))
+    bad = [fault.rows.get(row_id) for row_id in plan.work.row_ids.tolist()]
+    if outcome.status is not StepStatus.OK or not any(bad):
+        return outcome
+    statuses = outcome.row_statuses or [RowStatus.OK] * len(bad)
+    statuses = [new or old for new, old in zip(bad, statuses, strict=True)]
+    return replace(outcome, row_statuses=statuses)
 
 
 @dataclass(slots=True)

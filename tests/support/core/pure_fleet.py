@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 
 from scheduler_service.journal import Journal, NoJournal
@@ -29,6 +30,7 @@ from scheduler_service.step_codec import (
     EncodedBatch,
     ReceivedResult,
     ResultUnusable,
+    decode_part,
     decode_result,
     encode_plan,
 )
@@ -68,6 +70,9 @@ class PureFleet:
         self.machines: dict[str, Machine] = {}
         self.held: dict[str, deque[tuple[StepPlan, EncodedBatch]]] = {}
         self.loads: dict[str, deque[effects.LoadAdapter]] = {}
+        # By address: result of the oldest step, if it was computed for its parts, and the number of
+        # tokens that each row has in parts.
+        self._computed: dict[str, tuple[pb.StepResult, int]] = {}
         self.last_step_ids: dict[tuple[str, int], int] = {}
         # Batches of effects that are being executed.
         self._unsent: deque[EncodedBatch] = deque()
@@ -180,16 +185,44 @@ class PureFleet:
         alter: Callable[[pb.StepResult], None] | None = None,
         fault: StepFault | None = None,
     ) -> list[effects.Effect]:
-        """The executor executes its oldest step. `alter` may change the result, `fault` fails."""
+        """The executor executes its oldest step. `alter` may change the result, `fault` fails.
+
+        A step that was computed for its parts does not fail any more.
+        """
         plan, batch = self.held[machine.address].popleft()
-        result = machine.compute(batch, fault)
+        computed = self._computed.pop(machine.address, None)
+        result = machine.compute(batch, fault) if computed is None else computed[0]
         if alter is not None:
             alter(result)
         return self._receive(machine, plan, pb.StepResult.FromString(result.SerializeToString()))
 
+    def report(self, machine: Machine) -> list[effects.Effect]:
+        """The executor reports the next token of each row of its oldest step, if there is one."""
+        plan, batch = self.held[machine.address][0]
+        if not plan.work.reports_parts:
+            return []
+        computed = self._computed.get(machine.address)
+        result, num_told = (machine.compute(batch), 0) if computed is None else computed
+        self._computed[machine.address] = result, num_told + 1
+        outcome = decode_result(result, len(plan.work.row_ids))
+        if outcome.status is not StepStatus.OK:
+            return []
+        rows = range(len(plan.work.row_ids))
+        runs = [outcome.tokens_of(row)[num_told : num_told + 1] for row in rows]
+        offsets = np.cumsum([0, *map(len, runs)])
+        part = pb.StepResult(
+            step_id=plan.step_id,
+            status=pb.STEP_STATUS_PARTIAL,
+            sampled_token_ids=np.array([token for run in runs for token in run], "<i4").tobytes(),
+            sampled_offsets=offsets.astype("<i4").tobytes(),
+        )
+        event = events.StepProgressed(machine.address, decode_part(part, len(runs)))
+        return self.handle(event, ReceivedResult(part, len(runs)))
+
     def skip(self, machine: Machine) -> list[effects.Effect]:
         """The executor does not execute its oldest step."""
         plan, _ = self.held[machine.address].popleft()
+        self._computed.pop(machine.address, None)
         is_snapshot = plan.base_step_id is None
         status = pb.STEP_STATUS_REFUSED if is_snapshot else pb.STEP_STATUS_NEED_SNAPSHOT
         return self._receive(machine, plan, pb.StepResult(step_id=plan.step_id, status=status))
@@ -197,6 +230,7 @@ class PureFleet:
     def refuse(self, machine: Machine) -> list[effects.Effect]:
         """The oldest step in flight was too large to be sent."""
         plan, _ = self.held[machine.address].popleft()
+        self._computed.pop(machine.address, None)
         outcome = StepOutcome(plan.step_id, StepStatus.REFUSED)
         return self.handle(events.StepCompleted(machine.address, outcome, was_sent=False))
 
@@ -251,6 +285,7 @@ class PureFleet:
                 self.wakes_at_ns = at_ns
             case effects.ExecutorGone(address, epoch=epoch, last_step_id=last_step_id):
                 self.held.pop(address, None)
+                self._computed.pop(address, None)
                 self.loads.pop(address, None)
                 self.last_step_ids[address, epoch] = last_step_id
             case effects.ExecutorServes(address):

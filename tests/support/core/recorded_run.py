@@ -46,6 +46,8 @@ def run_config(**options: object) -> SchedulerConfig:
         "block_bytes": 4096,
         "max_num_batched_tokens": 40,
         "max_model_len": 80,
+        "max_run_ahead": 4,
+        "max_run_ahead_ms": 1000,
         "vocab_size": VOCAB_SIZE,
         "eos_token_ids": frozenset({96}),
         "features": frozenset(Feature),
@@ -210,6 +212,11 @@ class RandomRun:
 
     def _answer(self, executor: Machine) -> None:
         what = 1.0 if executor.fails else self._random.random()
+        plan, _ = self._fleet.held[executor.address][0]
+        if what > 0.5 and plan.work.reports_parts and not executor.fails:
+            self._fleet.report(executor)
+            if not self._fleet.held.get(executor.address):
+                return
         if what < 0.03:
             fault = StepFault(error=RuntimeError("a fault that the test asked for"))
             self._fleet.answer(executor, fault=fault)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JournalEntry(_message.Message):
-    __slots__ = ("now_ns", "raised", "header", "scheduler_created", "scheduler_checkpoint", "request_submitted", "request_aborted", "executor_joined", "executor_connected", "executor_doubted", "executor_draining", "executor_drain_expired", "executor_undrained", "executor_lost", "step_completed", "tenants_weighed", "tick", "adapter_loaded", "adapter_registered", "effects")
+    __slots__ = ("now_ns", "raised", "header", "scheduler_created", "scheduler_checkpoint", "request_submitted", "request_aborted", "executor_joined", "executor_connected", "executor_doubted", "executor_draining", "executor_drain_expired", "executor_undrained", "executor_lost", "step_completed", "tenants_weighed", "tick", "adapter_loaded", "adapter_registered", "step_progressed", "effects")
     NOW_NS_FIELD_NUMBER: _ClassVar[int]
     RAISED_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class JournalEntry(_message.Message):
     TICK_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_LOADED_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_REGISTERED_FIELD_NUMBER: _ClassVar[int]
+    STEP_PROGRESSED_FIELD_NUMBER: _ClassVar[int]
     EFFECTS_FIELD_NUMBER: _ClassVar[int]
     now_ns: int
     raised: str
@@ -48,8 +49,9 @@ class JournalEntry(_message.Message):
     tick: Tick
     adapter_loaded: AdapterLoaded
     adapter_registered: AdapterRegistered
+    step_progressed: StepProgressed
     effects: _containers.RepeatedCompositeFieldContainer[JournaledEffect]
-    def __init__(self, now_ns: _Optional[int] = ..., raised: _Optional[str] = ..., header: _Optional[_Union[JournalHeader, _Mapping]] = ..., scheduler_created: _Optional[_Union[SchedulerCreated, _Mapping]] = ..., scheduler_checkpoint: _Optional[_Union[SchedulerCheckpoint, _Mapping]] = ..., request_submitted: _Optional[_Union[RequestSubmitted, _Mapping]] = ..., request_aborted: _Optional[_Union[RequestAborted, _Mapping]] = ..., executor_joined: _Optional[_Union[ExecutorJoined, _Mapping]] = ..., executor_connected: _Optional[_Union[ExecutorConnected, _Mapping]] = ..., executor_doubted: _Optional[_Union[ExecutorDoubted, _Mapping]] = ..., executor_draining: _Optional[_Union[ExecutorDraining, _Mapping]] = ..., executor_drain_expired: _Optional[_Union[ExecutorDrainExpired, _Mapping]] = ..., executor_undrained: _Optional[_Union[ExecutorUndrained, _Mapping]] = ..., executor_lost: _Optional[_Union[ExecutorLost, _Mapping]] = ..., step_completed: _Optional[_Union[StepCompleted, _Mapping]] = ..., tenants_weighed: _Optional[_Union[TenantsWeighed, _Mapping]] = ..., tick: _Optional[_Union[Tick, _Mapping]] = ..., adapter_loaded: _Optional[_Union[AdapterLoaded, _Mapping]] = ..., adapter_registered: _Optional[_Union[AdapterRegistered, _Mapping]] = ..., effects: _Optional[_Iterable[_Union[JournaledEffect, _Mapping]]] = ...) -> None: ...
+    def __init__(self, now_ns: _Optional[int] = ..., raised: _Optional[str] = ..., header: _Optional[_Union[JournalHeader, _Mapping]] = ..., scheduler_created: _Optional[_Union[SchedulerCreated, _Mapping]] = ..., scheduler_checkpoint: _Optional[_Union[SchedulerCheckpoint, _Mapping]] = ..., request_submitted: _Optional[_Union[RequestSubmitted, _Mapping]] = ..., request_aborted: _Optional[_Union[RequestAborted, _Mapping]] = ..., executor_joined: _Optional[_Union[ExecutorJoined, _Mapping]] = ..., executor_connected: _Optional[_Union[ExecutorConnected, _Mapping]] = ..., executor_doubted: _Optional[_Union[ExecutorDoubted, _Mapping]] = ..., executor_draining: _Optional[_Union[ExecutorDraining, _Mapping]] = ..., executor_drain_expired: _Optional[_Union[ExecutorDrainExpired, _Mapping]] = ..., executor_undrained: _Optional[_Union[ExecutorUndrained, _Mapping]] = ..., executor_lost: _Optional[_Union[ExecutorLost, _Mapping]] = ..., step_completed: _Optional[_Union[StepCompleted, _Mapping]] = ..., tenants_weighed: _Optional[_Union[TenantsWeighed, _Mapping]] = ..., tick: _Optional[_Union[Tick, _Mapping]] = ..., adapter_loaded: _Optional[_Union[AdapterLoaded, _Mapping]] = ..., adapter_registered: _Optional[_Union[AdapterRegistered, _Mapping]] = ..., step_progressed: _Optional[_Union[StepProgressed, _Mapping]] = ..., effects: _Optional[_Iterable[_Union[JournaledEffect, _Mapping]]] = ...) -> None: ...
 
 class JournalHeader(_message.Message):
     __slots__ = ("journal_version", "software_version", "first_event")
@@ -201,6 +203,16 @@ class StepCompleted(_message.Message):
     unsent_step_id: int
     num_rows: int
     def __init__(self, address: _Optional[str] = ..., result: _Optional[bytes] = ..., unsent_step_id: _Optional[int] = ..., num_rows: _Optional[int] = ...) -> None: ...
+
+class StepProgressed(_message.Message):
+    __slots__ = ("address", "result", "num_rows")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    result: bytes
+    num_rows: int
+    def __init__(self, address: _Optional[str] = ..., result: _Optional[bytes] = ..., num_rows: _Optional[int] = ...) -> None: ...
 
 class TenantsWeighed(_message.Message):
     __slots__ = ("weights",)

@@ -11,6 +11,7 @@ from scheduler_service.scheduler.engine.outcomes.losses import (
 )
 from scheduler_service.scheduler.engine.outcomes.outcome_checks import OutcomeChecks
 from scheduler_service.scheduler.engine.outcomes.results import PromisedTokenRollback, Results
+from scheduler_service.scheduler.engine.outcomes.step_parts import StepParts
 
 __all__ = [
     "MAX_FRUITLESS_LOSSES",
@@ -19,6 +20,7 @@ __all__ = [
     "OutcomeChecks",
     "PromisedTokenRollback",
     "Results",
+    "StepParts",
     "detach",
     "evacuate",
     "is_lost_too_often",

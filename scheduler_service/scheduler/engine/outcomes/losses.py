@@ -270,10 +270,13 @@ def evacuate(placement: Placement, in_flight: Collection[str]) -> list[Request]:
     return moved
 
 
-def take_back(placement: Placement, plan: StepPlan, events: StepEvents) -> None:
-    """Undoes the result of `plan` in requests that go on, for `evacuate`.
+def take_back(
+    placement: Placement, plan: StepPlan, events: StepEvents, num_reported: Int32Array | None = None
+) -> None:
+    """Undoes the result of `plan`, or a part of it, in requests that go on, for `evacuate`.
 
-    `events`: what would have been reported. Restores nothing else in the placement. Beams stay as
+    `events`: what would have been reported. `num_reported`: [R], tokens of each row that earlier
+    parts reported, which stay; None for none. Restores nothing else in the placement. Beams stay as
     they are, and so do the scores of completions that had tokens before.
     """
     for request, scored in events.prompt_logprobs:
@@ -282,6 +285,8 @@ def take_back(placement: Placement, plan: StepPlan, events: StepEvents) -> None:
     samples = np.ones(len(work.row_ids), np.bool_) if work.samples is None else work.samples
     # A row that samples has computed all its known tokens.
     lengths = work.num_computed_tokens + work.num_new_tokens
+    if num_reported is not None:
+        lengths += num_reported
     for index in np.flatnonzero(samples).tolist():
         row_id, length = int(work.row_ids[index]), int(lengths[index])
         sequence = placement.sequence_of(row_id, int(work.stay_ids[index]))

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from scheduler_service.scheduler.engine.outcomes.step_parts import StepParts
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.values import (
     BoolArray,
@@ -24,7 +25,9 @@ from scheduler_service.scheduler.values import (
     Sequence,
     SequenceStatus,
     StepOutcome,
+    StepPart,
     StepPlan,
+    StepStatus,
     VectorSizes,
 )
 
@@ -38,13 +41,22 @@ _OF_GRAMMARS = frozenset({RowStatus.NOT_SAMPLED, RowStatus.GRAMMAR_INVALID})
 
 
 class OutcomeChecks:
-    """Checks the results of steps before they are applied."""
+    """Checks the results of steps before they are applied.
 
-    def __init__(self, config: SchedulerConfig, placement: Placement) -> None:
+    `parts`: of the result that comes next.
+    """
+
+    def __init__(self, config: SchedulerConfig, placement: Placement, parts: StepParts) -> None:
         self._vocab_size = config.vocab_size
         self._vectors = config.vectors
         self._tokens = TokenChecks(config.vocab_size)
         self._placement = placement
+        self._parts = parts
+
+    def faults_of_part(self, plan: StepPlan, part: StepPart) -> dict[int, str]:
+        """Returns by index the rows of a part whose tokens a result may not have."""
+        outcome = StepOutcome(part.step_id, StepStatus.OK, part.token_ids, token_counts=part.counts)
+        return self._tokens.find_wrong(plan, outcome, self._sequence_of)
 
     def check(self, plan: StepPlan, outcome: StepOutcome) -> StepOutcome:
         """Returns `outcome` with faulty rows marked FAILED. Raises ContractBroken."""
@@ -60,6 +72,8 @@ class OutcomeChecks:
             outcome, missing = self._with_tokens(plan, outcome, self._vectors)
         outcome, faults = self._tokens.check(plan, outcome, self._sequence_of)
         faults |= missing
+        if self._parts:
+            faults |= self._parts.find_contradictions(outcome)
         if statuses is not None:
             faults |= self._statuses(plan, statuses)
         logprobs, prompt_logprobs = outcome.logprobs, outcome.prompt_logprobs
@@ -330,6 +344,16 @@ class TokenChecks:
         if outcome.row_statuses is not None:
             is_lacking &= _is_ok(outcome)
         faults |= dict.fromkeys(np.flatnonzero(is_lacking).tolist(), "no token was sampled")
+        return faults | self.find_wrong(plan, outcome, sequence_of)
+
+    def find_wrong(
+        self,
+        plan: StepPlan,
+        outcome: StepOutcome,
+        sequence_of: Callable[[StepPlan, int], Sequence | None],
+    ) -> dict[int, str]:
+        """Returns rows with ids that are no tokens, or with a token behind a stop token."""
+        counts, faults = outcome.counts, dict[int, str]()
         is_wrong = outcome.token_ids.view(np.uint32) >= self._end_of_vocab
         if np.count_nonzero(is_wrong):
             owners = np.repeat(np.arange(len(counts)), counts)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from scheduler_service.scheduler.engine.outcomes.losses import FailureRecovery, RowFailures
+from scheduler_service.scheduler.engine.outcomes.step_parts import StepParts
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.row_columns import ONE, ZERO
 from scheduler_service.scheduler.engine.sequences import SequenceEndings
@@ -28,13 +29,14 @@ from scheduler_service.scheduler.values import (
     SequenceStatus,
     StepEvents,
     StepOutcome,
+    StepPart,
     StepPlan,
     TokenEvent,
 )
 
 
 class Results:
-    """Applies results of executed steps to rows and requests."""
+    """Applies results of executed steps, and their `parts`, to rows and requests."""
 
     def __init__(
         self,
@@ -43,12 +45,14 @@ class Results:
         losses: FailureRecovery,
         endings: SequenceEndings,
         shortfalls: PromisedTokenRollback,
+        parts: StepParts,
     ) -> None:
         self._config = config
         self._block_size: Int32Array = np.array(config.block_size, np.int32)
         self._last_in_block: Int32Array = self._block_size - ONE
         self._placement = placement
         self._shortfalls = shortfalls
+        self._parts = parts
         self._rows = placement.rows
         self._failures = RowFailures(placement, losses)
         self._endings = endings
@@ -59,9 +63,11 @@ class Results:
         work, rows, sampling = plan.work, self._rows, plan.work.samples
         if outcome.row_statuses is not None:
             sampling = self._failures.take(plan, outcome, np.asarray(outcome.row_statuses))
+        counts = outcome.counts if work.num_more_tokens is not None else None
+        if counts is not None:
+            self._shortfalls.settle(work, counts, self._parts.taken if self._parts else None)
+        outcome, sampling = self._without_taken(outcome, sampling)
         tokens = StepTokens.of(outcome)
-        if work.num_more_tokens is not None:
-            self._shortfalls.settle(work, outcome.counts)
         is_current = rows.find_current(work)
         departed = {} if is_current is None else self._departed(work, sampling)
         indexes: Int64Array | None = None
@@ -80,12 +86,48 @@ class Results:
         if special:
             self._append_special(special, outcome)
         if self._config.prefix_caching:
-            self._publish_decoded(plan, outcome, is_current)
+            self._publish_decoded(work, counts, is_current)
         if special:
             self._take_special(special, outcome, events)
         self._take_tokens(row_ids, tokens, events)
         if departed:
             self._take_departed(departed, outcome, events)
+
+    def _without_taken(
+        self, outcome: StepOutcome, sampling: BoolArray | None
+    ) -> tuple[StepOutcome, BoolArray | None]:
+        """Returns `outcome` without the tokens taken from parts, and its rows with a token left."""
+        if not self._parts:
+            return outcome, sampling
+        outcome = _without_first(outcome, self._parts.taken)
+        has_tokens = outcome.counts > ZERO
+        return outcome, has_tokens if sampling is None else sampling & has_tokens
+
+    def take_part(
+        self, plan: StepPlan, part: StepPart, faults: Iterable[int], events: StepEvents
+    ) -> None:
+        """Applies a part of a result, which `parts` has by now, to plain rows; adds to `events`.
+
+        `faults`: rows of the part with tokens that a result may not have. These rows, and others
+        with a token that was not taken, wait for the result.
+        """
+        work, parts, rows = plan.work, self._parts, self._rows
+        is_taken = (part.counts > ZERO) & (parts.taken + part.counts == parts.told)
+        is_taken &= (rows.stay_ids[work.row_ids] == work.stay_ids) & rows.is_plain[work.row_ids]
+        is_taken[list(faults)] = False
+        indexes = np.flatnonzero(is_taken)
+        if not len(indexes):
+            return
+        num_before = parts.taken
+        parts.take(part.counts * is_taken)
+        row_ids = work.row_ids[indexes]
+        tokens = StepTokens(part.token_ids, part.counts).take(indexes)
+        self._append(row_ids, tokens)
+        # The first token of a step is sure beforehand.
+        rows.num_unsure[row_ids] -= part.counts[indexes] - (num_before[indexes] == ZERO)
+        if self._config.prefix_caching:
+            self._publish_runs(work, num_before, parts.taken, is_taken)
+        self._take_tokens(row_ids, tokens, events)
 
     # -- owners --------------------------------------------------------------------------------
 
@@ -231,12 +273,16 @@ class Results:
     # -- full blocks and prompt logprobs -------------------------------------------------------
 
     def _publish_decoded(
-        self, plan: StepPlan, outcome: StepOutcome, is_current: BoolArray | None
+        self, work: RowWork, counts: Int32Array | None, is_current: BoolArray | None
     ) -> None:
-        """Publishes blocks that were filled by sampled tokens, which are known by now."""
-        work, block_size = plan.work, self._block_size
-        if work.num_more_tokens is not None:
-            self._publish_runs(work, outcome.counts, is_current)
+        """Publishes blocks that were filled by sampled tokens, which are known by now.
+
+        `counts`: [R], tokens of each row; None if rows could get one token only.
+        """
+        block_size = self._block_size
+        if counts is not None:
+            num_before = self._parts.taken if self._parts else np.zeros_like(counts)
+            self._publish_runs(work, num_before, counts, is_current)
             return
         is_full = work.num_computed_tokens % block_size == self._last_in_block
         if not np.count_nonzero(is_full):
@@ -251,12 +297,20 @@ class Results:
         self._placement.blocks.prefixes.publish_rows(self._rows, row_ids, indexes)
 
     def _publish_runs(
-        self, work: RowWork, counts: Int32Array, is_current: BoolArray | None
+        self,
+        work: RowWork,
+        num_before: Int32Array,
+        counts: Int32Array,
+        is_current: BoolArray | None,
     ) -> None:
-        """Publishes filled blocks where rows got several tokens; the last token is not computed."""
+        """Publishes filled blocks where rows got several tokens; the last token is not computed.
+
+        `counts`: [R], tokens of each row in this step; the first `num_before` were there before.
+        """
         starts = work.num_computed_tokens
         # A block that ends with a literal token was published before.
-        firsts = (starts + (work.sampled_steps_back == ZERO)) // self._block_size
+        num_before = np.maximum(num_before, work.sampled_steps_back == ZERO)
+        firsts = (starts + num_before) // self._block_size
         ends = (starts + counts) // self._block_size
         if is_current is not None:
             ends = np.where(is_current, ends, firsts)
@@ -408,6 +462,16 @@ class StepTokens:
         return self.token_ids[np.cumsum(self.counts) - 1]
 
 
+def _without_first(outcome: StepOutcome, taken: Int32Array) -> StepOutcome:
+    """Returns `outcome` without the first `taken` [R] tokens of each row that has any."""
+    counts = outcome.counts
+    num_left = np.maximum(counts - taken, ZERO)
+    # [tokens]: position of each token among those of its row.
+    positions = np.arange(len(outcome.token_ids)) - np.repeat(np.cumsum(counts) - counts, counts)
+    token_ids = outcome.token_ids[positions >= np.repeat(taken, counts)]
+    return replace(outcome, token_ids=token_ids, token_counts=num_left)
+
+
 # -- Shortfalls ------------------------------------------------------------------------------------
 #
 # A step may bring fewer tokens than it was allowed to. Until its result is there, the largest count
@@ -425,17 +489,19 @@ class PromisedTokenRollback:
         self._placement = placement
         self._in_flight = in_flight
 
-    def settle(self, work: RowWork, counts: Int32Array) -> None:
+    def settle(self, work: RowWork, counts: Int32Array, taken: Int32Array | None) -> None:
         """Takes back tokens that did not come: rows have got `counts` [R] tokens.
 
-        Ignores rows without any token, which are handled elsewhere.
+        `taken`: [R], tokens that were taken from parts; None for none. Ignores rows without any
+        token, which are handled elsewhere.
         """
         num_more = work.num_more_tokens
         assert num_more is not None
         rows, has_tokens = self._placement.rows, counts > 0
         missing = num_more + 1 - counts
         is_there = (rows.stay_ids[work.row_ids] == work.stay_ids) & has_tokens
-        rows.settle(work.row_ids[is_there], num_more[is_there], missing[is_there])
+        num_unsure = num_more if taken is None else num_more - np.maximum(taken - ONE, ZERO)
+        rows.settle(work.row_ids[is_there], num_unsure[is_there], missing[is_there])
         is_short = has_tokens & (missing > 0)
         if not np.count_nonzero(is_short):
             return

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.planning.arrival_checks import prepare_request
-from scheduler_service.scheduler.values import FinishReason, Request, SchedulerConfig, StepPlan
+from scheduler_service.scheduler.values import (
+    FinishReason,
+    Request,
+    SchedulerConfig,
+    StepOutcome,
+    StepPlan,
+)
 
 # Most requests that one step refuses. Further late requests wait for the next step, but never run.
 MAX_REFUSALS = 32
@@ -32,13 +38,16 @@ class StepPace:
         self._num_smallest = [0] * (_MAX_CONTEXT_BITS + 1)
         self._least_smallest_ns = [0] * (_MAX_CONTEXT_BITS + 1)
 
-    def observe(self, plan: StepPlan, compute_us: int, placement: Placement) -> None:
+    def observe(self, plan: StepPlan, outcome: StepOutcome, placement: Placement) -> None:
         """Learns from an executed step; ignores a step without a time (`compute_us` <= 0)."""
+        compute_us = outcome.compute_us
         if compute_us <= 0 or len(plan.work.row_ids) == 0:
             return
         self._latest_ns = placement.now_ns
-        # For a step that may bring several tokens per row, the least time for one of them.
-        step_ns = compute_us * 1000 // plan.work.most_tokens
+        # For a step that brings several tokens per row, the least time for one of them. More draft
+        # tokens may be accepted next time.
+        most = plan.work.most_tokens if plan.work.drafts else max(int(outcome.counts.max()), 1)
+        step_ns = compute_us * 1000 // most
         self._least_ns = min(self._least_ns or step_ns, step_ns)
         if plan.num_tokens == 1 and not plan.moves and _is_plain(plan, placement):
             bits = (int(plan.work.num_computed_tokens[0]) + 1).bit_length()
@@ -75,10 +84,10 @@ class DeadlineEnforcer:
         self._pace = StepPace()
         self.is_behind = False
 
-    def observe(self, plan: StepPlan, compute_us: int) -> None:
+    def observe(self, plan: StepPlan, outcome: StepOutcome) -> None:
         """Learns the executor's speed from a step, if the queue policy refuses late requests."""
         if self._refuses_late:
-            self._pace.observe(plan, compute_us, self._placement)
+            self._pace.observe(plan, outcome, self._placement)
 
     def refuse_overdue(self) -> None:
         """Ends waiting requests whose deadline has passed. Called at the beginning of each step."""

@@ -213,7 +213,8 @@ class RunAhead:
         placement = self._placement
         pass_us = self._times.decodes_us(len(placement.rows))
         in_time = self._config.max_run_ahead_ms * 1000 / pass_us
-        if placement.last_planned_step_id > placement.last_answered_step_id:
+        is_behind = placement.last_planned_step_id > placement.last_answered_step_id
+        if is_behind and not self._config.reports_parts:
             # A new request waits for the steps in flight, too.
             in_time /= 2
         return max(int(min(self._config.max_run_ahead, in_time)), 1)
@@ -232,8 +233,22 @@ class RunAhead:
         may_run = num_computed < rows.run_limit[order]
         if np.count_nonzero(may_run & (pending > 0)) != len(row_ids) or int(pending.max()) > 1:
             return True
+        return self._has_siblings_to_join
+
+    @property
+    def _has_siblings_to_join(self) -> bool:
         return any(
             sequence.status is SequenceStatus.WAITING
-            for request in placement.groups.values()
+            for request in self._placement.groups.values()
             for sequence in request.sequences
         )
+
+    def has_work_besides_run(self) -> bool:
+        """Returns whether the engine has other work than the rows of the latest step, a run."""
+        placement = self._placement
+        rows = placement.rows
+        if placement.preempted or placement.suspects or placement.draft.moves:
+            return True
+        in_run = rows.sampled_in_step[rows.order] == placement.last_planned_step_id
+        is_run_alone = np.count_nonzero(in_run) == len(rows)
+        return not is_run_alone or self._has_siblings_to_join

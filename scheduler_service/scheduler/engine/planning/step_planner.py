@@ -98,6 +98,10 @@ class StepPlanner:
             if not draft.has_preempted:
                 return None
 
+    def has_other_work(self, waiting: Waiting) -> bool:
+        """Returns whether the engine has other work than the rows of the step planned last."""
+        return not waiting.is_empty or self._run_ahead.has_work_besides_run()
+
     def observe(self, plan: StepPlan, outcome: StepOutcome) -> None:
         """Learns the duration of steps from an executed one."""
         placement = self._placement
@@ -209,6 +213,7 @@ class StepPlanner:
             is_first = placement.rows.last_step_id[row_ids] == 0
             self._note_encoded(row_ids[is_first], step_id)
         work = placement.rows.plan_work(row_ids, num_new_tokens, step_id, num_run_on, drafts)
+        work.reports_parts = self._config.reports_parts and num_run_on is not None
         self._publish_singles(work)
         draft = placement.blocks.take_draft()
         placement.last_planned_step_id = step_id

@@ -67,6 +67,7 @@ class Conversation:
     def __init__(self, patience_s: float = 240.0) -> None:
         self.link = ScriptedLink()
         self.reported: list[events.StepCompleted] = []
+        self.parts: list[events.StepProgressed] = []
         self.doubts: list[bool] = []
         self._core = CoreDriver()
         self._core.add(3, max_tokens=50)
@@ -90,6 +91,9 @@ class Conversation:
         self.running = asyncio.ensure_future(self.session.run())
 
     def _report(self, event: events.Event, _received: ReceivedResult | None) -> None:
+        if isinstance(event, events.StepProgressed):
+            self.parts.append(event)
+            return
         assert isinstance(event, events.StepCompleted)
         self.reported.append(event)
 

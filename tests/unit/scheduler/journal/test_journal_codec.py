@@ -48,7 +48,7 @@ from scheduler_service.scheduler.values import (
     StepStatus,
     VectorSizes,
 )
-from scheduler_service.step_codec import ReceivedResult, decode_result
+from scheduler_service.step_codec import ReceivedResult, decode_part, decode_result
 from splitserve.executor.v1 import executor_pb2 as executor
 from splitserve.scheduler.v1 import journal_pb2 as journal
 from tests.support.core.driver import make_config
@@ -261,8 +261,31 @@ def test_step_is_decoded_from_its_message() -> None:
     assert copy.outcome.error == outcome.error
 
 
+def test_part_is_decoded_from_its_message() -> None:
+    result = executor.StepResult(
+        step_id=9,
+        status=executor.STEP_STATUS_PARTIAL,
+        sampled_token_ids=np.array([5, 6], "<i4").tobytes(),
+        sampled_offsets=np.array([0, 2, 2], "<i4").tobytes(),
+    )
+    event = events.StepProgressed("a:1", decode_part(result, 2))
+    entry = journal.JournalEntry()
+    encode_event(event, ReceivedResult(result, 2), entry)
+
+    copy = decode_event(entry)
+
+    assert isinstance(copy, events.StepProgressed)
+    assert (copy.address, copy.part.step_id) == ("a:1", 9)
+    assert copy.part.counts.tolist() == [2, 0]
+    assert copy.part.token_ids.tolist() == [5, 6]
+
+
 def test_every_event_has_a_message_when_one_is_added() -> None:
-    tested = {type(event) for event in EVENTS} | {events.RequestSubmitted, events.StepCompleted}
+    tested = {type(event) for event in EVENTS} | {
+        events.RequestSubmitted,
+        events.StepCompleted,
+        events.StepProgressed,
+    }
 
     assert tested == set(get_args(events.Event))
 
