@@ -98,21 +98,25 @@ async def test_tokens_are_right_whenever_the_next_batch_comes(served_several: Se
     assert runs_of(after) == [expected[len(tokens) :][:2]]
 
 
+def hold_second_turn(served: Served) -> threading.Event:
+    """Lets the fake runner begin its second turn when the returned event is set."""
+    runner, may_go_on = served.backend.runner, threading.Event()
+    assert isinstance(runner, FakeRunner)
+
+    def waits(_step: StepInput) -> StepFault:
+        assert len(runner.steps) != 2 or may_go_on.wait(PATIENCE_S)
+        return StepFault()
+
+    runner.fault = waits
+    return may_go_on
+
+
 @pytest.mark.parametrize("served_several", ["fake"], indirect=True)
 async def test_run_ends_after_the_token_under_way_when_a_batch_comes(
     served_several: Served,
 ) -> None:
     session, served = served_several.open(), served_several
-    runner = served.backend.runner
-    assert isinstance(runner, FakeRunner)
-    may_go_on = threading.Event()
-
-    def waits(_step: StepInput) -> StepFault:
-        """Holds up the second turn."""
-        assert len(runner.steps) != 2 or may_go_on.wait(PATIENCE_S)
-        return StepFault()
-
-    runner.fault = waits
+    may_go_on = hold_second_turn(served)
     await session.send(running(served))
     parts = [await session.receive()]
     await session.send(next_step(served))
@@ -123,3 +127,20 @@ async def test_run_ends_after_the_token_under_way_when_a_batch_comes(
     assert joined(parts) == [served.truth(OTHER), expected[:1]]
     assert runs_of(await session.receive()) == [served.truth(OTHER), expected[:2]]
     assert runs_of(await session.receive()) == [expected[2:]]
+
+
+@pytest.mark.parametrize("served_several", ["fake"], indirect=True)
+async def test_result_is_stored_whole_when_the_stream_breaks_after_a_part(
+    served_several: Served,
+) -> None:
+    session, served = served_several.open(), served_several
+    may_go_on = hold_second_turn(served)
+    await session.send(running(served))
+    assert (await session.receive()).status == pb.STEP_STATUS_PARTIAL
+    session.call.cancel()
+    await served.server.servicer.streams.wait_none_open()
+    may_go_on.set()
+    while served.server.worker.num_in_flight:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    result = await served.open().execute(running(served))
+    assert runs_of(result) == [served.truth(OTHER), served.truth(PROMPT, RUN_ON + 1)]
