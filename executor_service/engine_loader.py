@@ -219,6 +219,9 @@ def _token_features(
     if loaded.device.type == "cpu" or runner.runs_on_alone:
         # On a GPU whose model cannot run on alone, the host would wait for each token.
         features.add(Feature.SEVERAL_TOKENS)
+    if loaded.device.type == "cpu":
+        # Recorded runs of a GPU give all their tokens at once, and do not end early.
+        features.add(Feature.PARTIAL_RESULTS)
     return features
 
 

@@ -59,7 +59,8 @@ class RunningModel(PagedModel, Protocol):
         and -1 after them. It ends earlier after a stop token, and at logits that are NaN, +inf or
         only -inf, for which it gets -1. Tokens after such an end are arbitrary, and so is the KV
         written for them, within the row's slots. All other tokens and KV, up to the slot before the
-        last token's, are the same as from as many passes of one token.
+        last token's, are the same as from as many passes of one token. If `rows.after_token` ends
+        the run, the tokens after that are -1.
         """
         ...
 

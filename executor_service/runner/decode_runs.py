@@ -6,6 +6,7 @@ Shape letters: R rows of the step, m most tokens of a row.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from torch import Tensor
@@ -18,6 +19,7 @@ from executor_service.steps import (
     Int32Array,
     Int64Array,
     RowStatus,
+    RunWatch,
     StepInput,
     StepOutput,
     TokenRuns,
@@ -98,7 +100,8 @@ class DecodeRuns:
         draws = plain_draws(step, rows, self._loaded.vocab_size)
         assert draws is not None, "all rows have plain draws"
         stops = [params.stop_token_ids for params in step.sampling_params.objects]
-        run_rows = RunRows.of(draws, self._num_tokens(step), stops)
+        after_token = None if step.watch is None else partial(_goes_on, step.watch)
+        run_rows = RunRows.of(draws, self._num_tokens(step), stops, after_token)
         return self._model.decode_run(self._batches.of_rows(step, rows), run_rows), run_rows
 
     def _num_tokens(self, step: StepInput) -> Int32Array:
@@ -109,6 +112,13 @@ class DecodeRuns:
         assert step.num_run_on_tokens is not None, "the step has run-on rows"
         num_positions = np.maximum(self._loaded.max_model_len - step.num_computed_tokens, 1)
         return np.minimum(step.num_run_on_tokens + 1, np.minimum(num_positions, _MAX_NUM_TOKENS))
+
+
+def _goes_on(watch: RunWatch, tokens: Int32Array) -> bool:
+    """Shows `tokens` [R, n], padded with -1, to `watch`; returns whether the run goes on."""
+    is_token = tokens >= 0
+    offsets = np.concatenate([[0], np.cumsum(is_token.sum(axis=1))]).astype(np.int32)
+    return watch(TokenRuns(offsets, tokens[is_token]))
 
 
 class PendingRun:

@@ -91,6 +91,8 @@ class RecordedRuns:
         `replay`: replays the decode of that shape. `most`: m; a row may get fewer, as `num_left` of
         its inputs says.
         """
+        # All replays are launched before the first token is known, so nobody is asked between them
+        # (`RunRows.after_token`): a run goes on to its end.
         tokens = self._drawn.new_empty(num_rows, most)
         for index in range(most):
             replay()

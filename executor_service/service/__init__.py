@@ -5,6 +5,7 @@ from executor_service.service.answer_encoding import encode_answer, encode_info
 from executor_service.service.batch_decoding import decode_batch
 from executor_service.service.departure import Departures, ExecutorLives
 from executor_service.service.membership import Membership
+from executor_service.service.part_reports import LEAST_INTERVAL_S, PartReports
 from executor_service.service.registration import (
     REGISTRY_SERVICE,
     UNREACHABLE,
@@ -25,6 +26,7 @@ from executor_service.service.servicer import (
 from executor_service.service.step_worker import Encode, StepWorker
 
 __all__ = [
+    "LEAST_INTERVAL_S",
     "REGISTRY_SERVICE",
     "SERVICE",
     "UNREACHABLE",
@@ -37,6 +39,7 @@ __all__ = [
     "GrpcRegistry",
     "Membership",
     "Pacing",
+    "PartReports",
     "ReadyExecutor",
     "Registrar",
     "RegistrationFailed",

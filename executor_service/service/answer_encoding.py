@@ -22,8 +22,10 @@ from executor_service.steps import (
     RowStatus,
     StepAnswer,
     StepErrorReason,
+    StepIdentity,
     StepOutput,
     StepStatus,
+    TokenRuns,
     TrialStep,
     UInt8Array,
 )
@@ -73,6 +75,18 @@ def encode_answer(answer: StepAnswer) -> pb.StepResult:
             result.timings.forward_us = output.forward_us
             result.timings.sample_us = output.sample_us
     return result
+
+
+def encode_part(identity: StepIdentity, runs: TokenRuns) -> pb.StepResult:
+    """Returns a part of the result of step `identity`: `runs`, further tokens of its rows [R]."""
+    return pb.StepResult(
+        scheduler_epoch=identity.scheduler_epoch,
+        executor_epoch=identity.executor_epoch,
+        step_id=identity.step_id,
+        status=pb.STEP_STATUS_PARTIAL,
+        sampled_token_ids=_bytes(runs.token_ids, INT32),
+        sampled_offsets=_bytes(runs.offsets, INT32),
+    )
 
 
 def encode_internal_error(batch: pb.ScheduleBatch) -> pb.StepResult:

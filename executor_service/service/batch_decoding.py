@@ -151,6 +151,7 @@ def _decode_work(work: pb.Work) -> Work:
         num_run_on_tokens=read_int32(work.num_run_on_tokens, "work.num_run_on_tokens"),
         draft_offsets=read_int32(work.draft_offsets, "work.draft_offsets"),
         draft_token_ids=read_int32(work.draft_token_ids, "work.draft_token_ids"),
+        reports_parts=work.reports_parts,
     )
 
 

@@ -151,11 +151,16 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         def deliver(encode: Callable[[], pb.StepResult]) -> None:
             loop.call_soon_threadsafe(answer, encode)
 
+        def report(encode: Callable[[], pb.StepResult]) -> None:
+            # A closed loop raises: nobody is left to receive the part.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(lambda: stream.deliver_part(encode()))
+
         await stream.take_credit()
         async for batch in batches:
             self.streams.num_batches += 1
             stream.num_unanswered += 1
-            worker.submit(batch, deliver)
+            worker.submit(batch, deliver, report)
             # The batch is submitted already: a cut while waiting here loses nothing.
             await stream.take_credit()
         stream.complete()
@@ -204,6 +209,10 @@ class ExecuteStream:
         self._results.put_nowait(result)
         if self._is_complete and self.num_unanswered == 0:
             self._results.put_nowait(None)
+
+    def deliver_part(self, part: pb.StepResult) -> None:
+        """Queues a part of the result of the oldest batch without a result."""
+        self._results.put_nowait(part)
 
     def complete(self) -> None:
         """Marks the end of the batches: the stream ends when all of them are answered."""

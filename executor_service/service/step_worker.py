@@ -11,13 +11,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 
 from executor_service.service.answer_encoding import encode_answer, encode_internal_error
 from executor_service.service.batch_decoding import decode_batch
-from executor_service.steps import ExecutorInfo, RunningStep, StepAnswer, StepExecutor
+from executor_service.service.part_reports import PartReports
+from executor_service.steps import (
+    ExecutorInfo,
+    RunningStep,
+    RunWatch,
+    StepAnswer,
+    StepExecutor,
+    TokenRuns,
+)
 from splitserve.executor.v1 import executor_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -25,13 +33,20 @@ _log = logging.getLogger(__name__)
 Encode = Callable[[], pb.StepResult]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _ReceivedBatch:
+    """Batch without an answer. `received_ns`: time of receipt."""
+
+    received_ns: int
+
+
 class StepWorker:
     """Runs a StepExecutor in its own thread, in the order of the calls. Methods do not block."""
 
     def __init__(self, step_executor: StepExecutor) -> None:
         self._step_executor = step_executor
-        # Time of receipt of each unanswered batch, in order.
-        self._received_ns: deque[int] = deque()
+        # In order of receipt.
+        self._unanswered: deque[_ReceivedBatch] = deque()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # Begun steps in order, for the thread that waits; that thread starts with the first of
         # them.
@@ -43,12 +58,12 @@ class StepWorker:
     @property
     def num_in_flight(self) -> int:
         """Number of batches without an answer."""
-        return len(self._received_ns)
+        return len(self._unanswered)
 
     def describe(self, info: ExecutorInfo) -> ExecutorInfo:
         """Returns `info` with the newest scheduler epoch and the age of the running step."""
         try:
-            running_ns = time.monotonic_ns() - self._received_ns[0]
+            running_ns = time.monotonic_ns() - self._unanswered[0].received_ns
         except IndexError:
             running_ns = 0
         return replace(
@@ -57,19 +72,28 @@ class StepWorker:
             step_running_ms=running_ns // 1_000_000,
         )
 
-    def submit(self, batch: pb.ScheduleBatch, then: Callable[[Encode], None]) -> None:
+    def submit(
+        self,
+        batch: pb.ScheduleBatch,
+        then: Callable[[Encode], None],
+        report: Callable[[Encode], None] = lambda _encode: None,
+    ) -> None:
         """Executes `batch`, even if the caller is cancelled meanwhile.
 
         Calls `then` in the worker thread with a function that encodes the result. The caller should
         encode in another thread, so that the next batch begins at once. For the same reason the
-        batch is decoded in the caller's thread.
+        batch is decoded in the caller's thread. Before, calls `report` with each part of the result
+        if `Work.reports_parts` says so, in any thread; it must not raise.
         """
-        received_ns = time.monotonic_ns()
-        self._received_ns.append(received_ns)
+        received = _ReceivedBatch(time.monotonic_ns())
+        self._unanswered.append(received)
         decoded = decode_batch(batch)
+        watch: RunWatch | None = None
+        if batch.work.reports_parts:
+            watch = partial(self._goes_on, received, PartReports(decoded.identity, report))
 
         def deliver(encode: Encode) -> None:
-            self._received_ns.popleft()
+            self._unanswered.popleft()
             try:
                 then(encode)
             except Exception:
@@ -78,10 +102,13 @@ class StepWorker:
                 _log.exception("step_result_undeliverable step_id=%d", batch.step_id)
 
         def begin() -> None:
-            queue_us = (time.monotonic_ns() - received_ns) // 1000
+            queue_us = (time.monotonic_ns() - received.received_ns) // 1000
             try:
                 running = self._step_executor.begin(
-                    decoded, lambda answer: deliver(lambda: _encode(batch, answer)), queue_us
+                    decoded,
+                    lambda answer: deliver(lambda: _encode(batch, answer)),
+                    queue_us,
+                    watch,
                 )
             except Exception:
                 # A bug of ours. Each batch must get its result even so, or the scheduler would
@@ -93,6 +120,14 @@ class StepWorker:
                     self._wait_for(running)
 
         self._jobs.put(begin)
+
+    def _goes_on(self, received: _ReceivedBatch, parts: PartReports, runs: TokenRuns) -> bool:
+        """Reports `runs` of a step, and returns True, unless other work waits for its end."""
+        is_alone = len(self._unanswered) == 1 and self._unanswered[0] is received
+        if not is_alone or not self._jobs.empty():
+            return False
+        parts.report(runs)
+        return True
 
     def adopt_scheduler_epoch(self, scheduler_epoch: int) -> None:
         """Adopts the epoch after the batches that were submitted before."""

@@ -156,7 +156,8 @@ class Work:
     """Rows to compute; see `Work` in the proto.
 
     `sampled_steps_back`, `num_run_on_tokens`: empty stands for all 0. `samples`: empty stands for
-    all 1. `draft_offsets`: empty stands for no draft tokens.
+    all 1. `draft_offsets`: empty stands for no draft tokens. `reports_parts`: whether tokens of
+    rows that run on are reported before the step is done.
     """
 
     row_ids: Int32Array
@@ -168,6 +169,7 @@ class Work:
     num_run_on_tokens: Int32Array = field(default_factory=lambda: _NO_INDEXES)
     draft_offsets: Int32Array = field(default_factory=lambda: _NO_INDEXES)
     draft_token_ids: Int32Array = field(default_factory=lambda: _NO_INDEXES)
+    reports_parts: bool = False
 
     @property
     def has_several(self) -> bool:

@@ -47,6 +47,8 @@ def check_batch(
     _check_moves(content, info)
     work = content.work
     _check_work_lengths(work)
+    if work.reports_parts:
+        check_feature(Feature.PARTIAL_RESULTS, info, "work.reports_parts")
     if len(work.row_ids):
         num_tokens = _check_work_rows(work, exists, info)
         num_more = check_several(work, num_tokens, info) if work.has_several else None

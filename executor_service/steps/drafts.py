@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -36,6 +37,8 @@ from executor_service.steps.token_runs import TokenRuns
 # Limit of draft tokens in a step: each needs logits, 150 MB for 256 with a vocabulary of 150 000.
 MAX_NUM_DRAFTS = 256
 _NO_TOKENS = np.empty(0, np.int32)
+_NO_ROWS = np.empty(0, np.int64)
+_NO_RUNS = TokenRuns.of([])
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +50,8 @@ def verify_drafts(step: StepInput, execute: Callable[[StepInput], StepOutput]) -
     If the pass fails, it is repeated without draft tokens, because they may be the cause, unless
     the step moves blocks. Raises what `execute` raises.
     """
-    drafts, step = step.drafts, replace(step, drafts=None, num_run_on_tokens=None)
+    drafts = step.drafts
+    step = replace(step, drafts=None, num_run_on_tokens=None, watch=None)
     if drafts is None or not len(drafts.token_ids):
         return execute(step)
     drafted = _DraftedStep.of(step, _fewer(drafts))
@@ -248,14 +252,15 @@ def run_on(
     """Runs `step` by `execute_run`, or as turns by `execute`.
 
     Appends to the histories all tokens of each row but the last. Raises what the first turn raises.
-    A later turn that fails, for all rows or for one, ends these rows with the tokens they have.
+    A later turn that fails, for all rows or for one, ends these rows with the tokens they have. So
+    does the watch of the step, which gets the tokens after each turn that is not the last.
     """
     ran = execute_run(step)
     if ran is not None and _is_all(step, ran):
         return ran
     turns = _Turns(step, verify_drafts(step, execute) if ran is None else ran, ran is not None)
     try:
-        while len(rows := turns.running):
+        while len(rows := turns.running) and turns.may_go_on():
             left = turns.next_turn(rows)
             ran = execute_run(left)
             turns.take(rows, verify_drafts(left, execute) if ran is None else ran)
@@ -305,7 +310,20 @@ class _Turns:
             token_ids=self._last[rows],
             samples=ones.astype(np.bool_),
         )
-        return replace(turn, num_run_on_tokens=self._num_left[rows])
+        watch = None if self._step.watch is None else partial(self.may_go_on, rows)
+        return replace(turn, num_run_on_tokens=self._num_left[rows], watch=watch)
+
+    def may_go_on(self, rows: Int64Array = _NO_ROWS, further: TokenRuns = _NO_RUNS) -> bool:
+        """Shows all tokens to the watch of the step; returns whether rows may get more.
+
+        `further`: tokens that `rows` [K] have got in a turn that goes on.
+        """
+        if self._step.watch is None:
+            return True
+        tokens = self._tokens.copy()
+        for row, of_row in zip(rows.tolist(), further.rows, strict=True):
+            tokens[row] = tokens[row] + of_row
+        return self._step.watch(TokenRuns.of(tokens))
 
     def _write(self, row: int, token_id: int) -> None:
         """Records `token_id` as the next input token of the row."""

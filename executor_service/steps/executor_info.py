@@ -34,6 +34,7 @@ class Feature(IntEnum):
     GRAMMAR = 8
     SEVERAL_TOKENS = 9
     POOLING = 10
+    PARTIAL_RESULTS = 11
 
 
 # Features of every executor here, whatever the model.

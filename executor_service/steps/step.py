@@ -8,7 +8,7 @@ whose input token is awaited.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Protocol
@@ -52,6 +52,12 @@ class BlockMoves:
 
 _NO_BLOCKS = np.empty(0, np.int32)
 NO_MOVES = BlockMoves(_NO_BLOCKS, _NO_BLOCKS)
+
+
+# Called while the rows of a step run on, after each token that is not the last, with all tokens
+# that the rows [R] have got so far. Returns whether they may get more: False as soon as another
+# batch waits, and from then on. It is called in any thread, one call at a time, and raises nothing.
+RunWatch = Callable[[TokenRuns], bool]
 
 
 # Token ids [E] int32, or features of audio, float32: all frames of a mel bin, bin by bin.
@@ -112,7 +118,8 @@ class StepInput:
     histories all tokens that rows go on from. `drafts`: R sequences of draft tokens after the
     input, for rows that sample; None if there are none, and whenever `num_run_on_tokens` is None.
     `follows`: [R] bool, rows that go on where the row before them ends, in the same blocks; None if
-    there are none.
+    there are none. `watch`: gets tokens of rows that run on, and may end the step early; None for a
+    step that runs on to its end. A runner that gives all tokens in one go may ignore it.
 
     Vectors: `pooling`: R long, vector that each row returns in place of a token; () if the model
     returns tokens.
@@ -140,6 +147,7 @@ class StepInput:
     num_run_on_tokens: Int32Array | None = None
     drafts: TokenRuns | None = None
     follows: BoolArray | None = None
+    watch: RunWatch | None = None
     pooling: Sequence[PoolingParams | None] = ()
 
     @property
@@ -232,7 +240,8 @@ class PendingStep(Protocol):
     def num_more_tokens(self) -> Int32Array | None:
         """Number of tokens that an unfinished step gives a row beyond the first, [R]; None for 0.
 
-        A row gets fewer only if it ends: by a stop token, or before invalid logits.
+        A row gets fewer only if it ends: by a stop token, or before invalid logits. So a step that
+        asks its `watch` is done when `begin` returns.
         """
         ...
 
@@ -325,7 +334,8 @@ def part_of(
 ) -> StepInput:
     """Returns a step of `rows` [K] alone, without block moves, with input `token_ids` [T].
 
-    The part awaits nothing and encodes nothing. None of its rows has draft tokens or runs on.
+    The part awaits nothing and encodes nothing. None of its rows has draft tokens or runs on, and
+    it has no watch.
     """
     return replace(
         step,
@@ -350,6 +360,7 @@ def part_of(
         num_run_on_tokens=None,
         follows=None,
         drafts=None,
+        watch=None,
     )
 
 

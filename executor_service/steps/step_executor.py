@@ -30,7 +30,14 @@ from executor_service.steps.batch_checks import check_batch
 from executor_service.steps.executor_info import ExecutorInfo, steady_clock
 from executor_service.steps.row_table import RowTable
 from executor_service.steps.sampling_params import RowGrammars
-from executor_service.steps.step import FailedStep, Int32Array, PendingStep, Runner, StepOutput
+from executor_service.steps.step import (
+    FailedStep,
+    Int32Array,
+    PendingStep,
+    Runner,
+    RunWatch,
+    StepOutput,
+)
 from executor_service.steps.step_input import PreparedStep, prepare_step
 
 # Allowed difference between the clocks of two machines.
@@ -119,13 +126,17 @@ class StepExecutor:
         return answers[0]
 
     def begin(
-        self, batch: Batch, then: Callable[[StepAnswer], None], queue_us: int = 0
+        self,
+        batch: Batch,
+        then: Callable[[StepAnswer], None],
+        queue_us: int = 0,
+        watch: RunWatch | None = None,
     ) -> RunningStep | None:
         """Begins the step of `batch`, or answers the batch without a step. Raises nothing.
 
         `then` gets the answer, after the answers to all earlier batches: before `begin` returns or,
         if a step is returned, when that step is finished. It must not raise. `queue_us`: time that
-        the batch waited.
+        the batch waited. `watch`: see StepInput; it gets the tokens of all rows of the batch.
         """
         identity = batch.identity
         running: RunningStep | None = None
@@ -134,7 +145,7 @@ class StepExecutor:
             if answer is None:
                 content = self._checked_content(batch)
                 self.adopt_scheduler_epoch(identity.scheduler_epoch)
-                running = self._begin(identity, content, queue_us, then)
+                running = self._begin(identity, content, queue_us, then, watch)
         except BatchRefused as refusal:
             answer = self._refuse(identity, refusal.error)
         except Exception:
@@ -220,6 +231,7 @@ class StepExecutor:
         content: BatchContent,
         queue_us: int,
         then: Callable[[StepAnswer], None],
+        watch: RunWatch | None,
     ) -> RunningStep:
         """Changes the rows and begins to compute. Only a bug of ours raises an error."""
         step_id, row_ids = identity.step_id, content.work.row_ids
@@ -227,7 +239,7 @@ class StepExecutor:
         prepared: PreparedStep | None = None
         pending: PendingStep
         try:
-            prepared, pending = self._begin_computing(step_id, content)
+            prepared, pending = self._begin_computing(step_id, content, watch)
         except Exception as error:
             # Finished at once: the error may hold memory that the next step needs.
             self.finish()
@@ -241,7 +253,7 @@ class StepExecutor:
         return running
 
     def _begin_computing(
-        self, step_id: int, content: BatchContent
+        self, step_id: int, content: BatchContent, watch: RunWatch | None
     ) -> tuple[PreparedStep, PendingStep]:
         """Prepares the step and hands it to the runner.
 
@@ -255,10 +267,14 @@ class StepExecutor:
             self.finish()
         oldest = self._running[0].identity.step_id if self._running else None
         prepared = prepare_step(step_id, content, self._rows, oldest)
+        if watch is not None:
+            prepared = prepared.watched_by(watch)
         pending = self._runner.begin(prepared.step)
         if pending is None:
             self.finish()
             prepared = prepare_step(step_id, content, self._rows)
+            if watch is not None:
+                prepared = prepared.watched_by(watch)
             pending = self._runner.begin(prepared.step)
             assert pending is not None, "all earlier steps are finished"
         return prepared, pending

@@ -23,6 +23,7 @@ from executor_service.steps.step import (
     Int64Array,
     LogprobColumns,
     RowStatus,
+    RunWatch,
     StepInput,
     StepOutput,
 )
@@ -53,6 +54,12 @@ class PreparedStep:
         positions = (step.num_computed_tokens + step.num_new_tokens)[samples]
         num_more = None if num_more_tokens is None else num_more_tokens[samples]
         rows.sampled.expect(step.row_ids[samples], step.step_id, positions, num_more)
+
+    def watched_by(self, watch: RunWatch) -> PreparedStep:
+        """Returns the same step with `watch`, which gets the tokens of all R rows."""
+        kept, num_rows = self.kept_rows, self.num_rows
+        of_step = watch if kept is None else lambda runs: watch(runs.spread(kept, num_rows))
+        return replace(self, step=replace(self.step, watch=of_step))
 
     def merge(self, output: StepOutput, rows: RowTable) -> StepOutput:
         """Returns `output` extended to all R rows, without results of rows that miss their input.

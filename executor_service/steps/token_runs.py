@@ -63,6 +63,13 @@ class TokenRuns:
         kept = self.token_ids[ranks < np.repeat(most, counts)]
         return _counted(np.minimum(counts, most), kept)
 
+    def behind(self, num_first: _Int32s) -> TokenRuns:
+        """Returns the runs without the first `num_first` [R] tokens of each row, which it has."""
+        counts = self.counts
+        ranks = np.arange(len(self.token_ids)) - np.repeat(self.offsets[:-1], counts)
+        kept = self.token_ids[ranks >= np.repeat(num_first, counts)]
+        return _counted(counts - num_first, kept)
+
     def without(self, rows: _Int64s) -> TokenRuns:
         """Returns the runs with no tokens for `rows`."""
         most = self.counts

@@ -5,7 +5,7 @@ Shape letters: D head size, W width of the model, R rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,6 +88,12 @@ class LayerWeights:
     sliding_window: int | None = None
 
 
+# Called after each token of a run that is not its last, with the tokens so far, [R, n] int32,
+# padded with -1 for rows that have ended. The run ends if it returns False. It is called in any
+# thread, one call at a time; it raises nothing, and keeps no view of the tokens.
+AfterToken = Callable[[npt.NDArray[np.int32]], bool]
+
+
 @dataclass(frozen=True, slots=True)
 class RunRows:
     """Rows that generate several tokens, each of which is the next input of its row.
@@ -95,13 +101,14 @@ class RunRows:
     `draws`: R sampling parameters; `draws.positions` are those of the first tokens, and each
     further token is one position later. `num_tokens`: [R] int32, most tokens of each row, 1 or
     more. `stop_offsets`: [R + 1] int32, start of the stop tokens of each row in `stop_token_ids`
-    int32.
+    int32. `after_token`: see AfterToken; a model that gives all tokens in one go ignores it.
     """
 
     draws: DrawRows
     num_tokens: npt.NDArray[np.int32]
     stop_offsets: npt.NDArray[np.int32]
     stop_token_ids: npt.NDArray[np.int32]
+    after_token: AfterToken | None = None
 
     @classmethod
     def of(
@@ -109,12 +116,13 @@ class RunRows:
         draws: DrawRows,
         num_tokens: npt.NDArray[np.int32],
         stop_token_ids: Sequence[Collection[int]],
+        after_token: AfterToken | None = None,
     ) -> RunRows:
         """Builds the columns. `stop_token_ids`: R collections."""
         offsets = np.zeros(len(stop_token_ids) + 1, np.int32)
         np.cumsum([len(tokens) for tokens in stop_token_ids], out=offsets[1:])
         stops = np.fromiter((t for tokens in stop_token_ids for t in tokens), np.int32, offsets[-1])
-        return cls(draws, np.ascontiguousarray(num_tokens, np.int32), offsets, stops)
+        return cls(draws, np.ascontiguousarray(num_tokens, np.int32), offsets, stops, after_token)
 
     def __len__(self) -> int:
         """Returns R, the number of rows."""

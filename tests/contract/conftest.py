@@ -108,7 +108,8 @@ async def served_window_several(backend_window: Backend) -> AsyncIterator[Served
 
 
 def _with_several(backend: Backend) -> Backend:
-    return replace(backend, features=backend.features | {Feature.SEVERAL_TOKENS})
+    several = {Feature.SEVERAL_TOKENS, Feature.PARTIAL_RESULTS}
+    return replace(backend, features=backend.features | several)
 
 
 @pytest.fixture

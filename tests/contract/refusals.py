@@ -431,6 +431,7 @@ UNANNOUNCED_CASES += [
         column_of=_PLAIN_ROW,
     ),
     *params(UNSUPPORTED, ("stop tokens", "stop_token_ids", {"stop_token_ids": [2]})),
+    Case("parts", UNSUPPORTED, "work.reports_parts", _PLAIN_ROW, {"work.reports_parts": True}),
 ]
 SEVERAL_CASES = [
     *cases(

@@ -157,7 +157,7 @@ async def test_results_come_in_order_when_batches_are_sent_ahead(
 async def test_info_says_what_was_registered(served: Served) -> None:
     info = (await served.stub.GetInfo(pb.GetInfoRequest())).executor
     version = info.contract_version
-    assert (version.major, version.minor, list(info.features)) == (1, 9, [1, 2, 3, 4, 7])
+    assert (version.major, version.minor, list(info.features)) == (1, 10, [1, 2, 3, 4, 7])
     assert (info.address, info.block_size_tokens) == (served.server.info.address, BLOCK_SIZE)
     assert info.limits.max_inflight_steps == MAX_INFLIGHT_STEPS
     assert info.model.vocab_size == served.backend.vocab_size

@@ -45,6 +45,18 @@ EXECUTOR_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             "",
             "tests/property/test_core_state_machine.py::TestRunAheadMachine",
         ),
+        "a run goes on while a batch waits": Mutant(
+            "executor_service.service.step_worker",
+            "        if not is_alone or not self._jobs.empty():\n            return False\n",
+            "",
+            "tests/contract/test_parts.py",
+        ),
+        "a part has the tokens of the part before": Mutant(
+            "executor_service.service.part_reports",
+            "runs if self._num_sent is None else runs.behind(self._num_sent)",
+            "runs",
+            "tests/unit/executor/service/test_part_reports.py",
+        ),
         "a stale scheduler is obeyed": Mutant(
             "executor_service.steps.step_executor",
             "if identity.scheduler_epoch < newest_epoch:",

@@ -25,6 +25,7 @@ from splitserve_kernels.cpu.library import (
     CDecoderLayer,
     CDecoderRun,
     CDecoderStep,
+    CGoesOn,
     CLinear,
     NativeLibrary,
     pointer,
@@ -43,7 +44,13 @@ from splitserve_kernels.cpu.operations import (
     unpack_outputs,
 )
 from splitserve_kernels.cpu.sampling import draws_as_c
-from splitserve_kernels.decoder_inputs import DecoderShape, LayerWeights, LinearWeights, RunRows
+from splitserve_kernels.decoder_inputs import (
+    AfterToken,
+    DecoderShape,
+    LayerWeights,
+    LinearWeights,
+    RunRows,
+)
 from splitserve_kernels.low_rank_update import AdapterWeights
 from splitserve_kernels.packed_weight import NotPackable
 from splitserve_kernels.paged_batch import PagedBatch
@@ -205,9 +212,11 @@ class NativeDecoder:
 
         Each token is computed from the one before. A row ends after a stop token, and before logits
         with NaN, with +inf, or of -inf only. `rotation`: as for `run`, up to the last position that
-        a row may reach. `vocab_size`: tokens are drawn from the first `vocab_size` logits.
+        a row may reach. `vocab_size`: tokens are drawn from the first `vocab_size` logits. All rows
+        end if `rows.after_token` says so.
         """
         tokens = np.full((len(rows), rows.max_num_tokens), -1, np.int32)
+        goes_on = _goes_on(rows.after_token, tokens)
         step = CDecoderStep(
             token_ids=first.token_ids.ctypes.data,
             cosines=pointer(rotation[0]),
@@ -235,6 +244,7 @@ class NativeDecoder:
             tokens=tokens.ctypes.data,
             max_num_tokens=rows.max_num_tokens,
             vocab_size=vocab_size,
+            goes_on=goes_on,
         )
         arguments = (self._decoder, step, run)
         self._library.call("decode_run", self._dtype, *(ctypes.byref(each) for each in arguments))
@@ -425,6 +435,18 @@ def _add_adapters(step: CDecoderStep, adapted: StepAdapters | None) -> None:
 
 def _norm(weight: Tensor) -> Tensor:
     return weight.detach().to(torch.float32).contiguous().clone()
+
+
+def _goes_on(
+    after_token: AfterToken | None, tokens: npt.NDArray[np.int32]
+) -> ctypes._CFunctionType:
+    """Returns `after_token` for C, null for None. `tokens`: [R, m], which the run writes.
+
+    The caller keeps the result alive.
+    """
+    if after_token is None:
+        return CGoesOn()
+    return CGoesOn(lambda num_passes: after_token(tokens[:, :num_passes]))
 
 
 def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:

@@ -19,6 +19,8 @@ _Pointer = ctypes.c_void_p
 _I32 = ctypes.c_int32
 _I64 = ctypes.c_int64
 _F32 = ctypes.c_float
+# `GoesOn` in decoder_run.h.
+CGoesOn = ctypes.CFUNCTYPE(_I32, _I32)
 
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 DTYPES = frozenset(_SUFFIXES)
@@ -230,6 +232,7 @@ class CDecoderRun(ctypes.Structure):
         ("tokens", _Pointer),
         ("max_num_tokens", _I32),
         ("vocab_size", _I32),
+        ("goes_on", CGoesOn),
     )
 
 

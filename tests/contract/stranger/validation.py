@@ -151,6 +151,9 @@ class Validator:
         if is_used and pb.FEATURE_SEVERAL_TOKENS not in self._info.features:
             reason = pb.STEP_ERROR_REASON_FEATURE_UNSUPPORTED
             raise Refusal(reason, "work.num_run_on_tokens", "not announced")
+        if work.reports_parts and pb.FEATURE_PARTIAL_RESULTS not in self._info.features:
+            reason = pb.STEP_ERROR_REASON_FEATURE_UNSUPPORTED
+            raise Refusal(reason, "work.reports_parts", "not announced")
         name = "work.num_run_on_tokens"
         runs = check_length(read_i32(work.num_run_on_tokens, name) or [0] * count, count, name)
         data = read_i32(work.draft_token_ids, "work.draft_token_ids")

@@ -20,7 +20,14 @@ from executor_service.decoders import NativeModel, NativePagedModel
 from executor_service.device import KVCache
 from executor_service.model import Adapter, InputBatch, LoadedModel, PagedModel
 from executor_service.runner import ModelRunner
-from executor_service.steps import RowStatus, SamplingParams, StepInput, StepOutput, run_on
+from executor_service.steps import (
+    RowStatus,
+    SamplingParams,
+    StepInput,
+    StepOutput,
+    TokenRuns,
+    run_on,
+)
 from splitserve_kernels.cpu import STEP_PARTS, NativeLibrary
 from splitserve_kernels.decoder_inputs import RunRows
 from tests.kernels.cpu.tiny_decoders import DirectoryOf, load_decoder, random_tokens
@@ -252,3 +259,45 @@ def test_model_is_none_that_runs_on_when_it_only_computes_logits(
     stepwise = ModelRunner(loaded, runner.cache, model, native_draw(library))
     stepwise.execute(_step([(3, 4, GREEDY)], 4))
     assert (counted.num_runs, counted.num_passes) == (0, 4)
+
+
+@pytest.mark.parametrize("num_told", [1, 3])
+@pytest.mark.usefixtures("num_threads")
+def test_run_ends_after_the_token_at_which_it_is_told(
+    library: NativeLibrary, directory_of: DirectoryOf, num_told: int
+) -> None:
+    torch.set_num_threads(2)
+    loaded = load_decoder(directory_of("llama"))
+    decoder = Decoder(NativeModel(loaded, library), loaded, library)
+    step = _step([(20, 6, GREEDY), (31, 2, GREEDY), (5, 6, GREEDY)], 4)
+    expected = _tokens(decoder.runner(4)[0].execute(step))
+    seen: list[list[list[int]]] = []
+
+    def watch(runs: TokenRuns) -> bool:
+        seen.append(runs.rows)
+        return len(seen) < num_told
+
+    runner, counted = decoder.runner(4)
+    tokens = _tokens(runner.execute(replace(step, watch=watch)))
+    assert tokens == [row[:num_told] for row in expected]
+    assert seen == [[row[:n] for row in expected] for n in range(1, num_told + 1)]
+    assert (counted.num_runs, counted.num_passes) == (1, 0)
+
+
+def test_run_is_the_same_when_it_is_watched_to_its_end(
+    library: NativeLibrary, directory_of: DirectoryOf
+) -> None:
+    loaded = load_decoder(directory_of("llama"))
+    decoder = Decoder(NativeModel(loaded, library), loaded, library)
+    step = _step([(20, 6, GREEDY), (31, 4, GREEDY)], 4)
+    seen: list[list[int]] = []
+
+    def watch(runs: TokenRuns) -> bool:
+        seen.append(runs.counts.tolist())
+        return True
+
+    watched, plain = decoder.runner(4)[0], decoder.runner(4)[0]
+    assert _tokens(watched.execute(replace(step, watch=watch))) == _tokens(plain.execute(step))
+    assert all(map(torch.equal, _pools(watched), _pools(plain)))
+    # Nobody is asked after the last token.
+    assert seen == [[n, min(n, 4)] for n in range(1, 6)]

@@ -61,8 +61,13 @@ class CountingWorker(StepWorker):
 
     num_submitted = 0
 
-    def submit(self, batch: pb.ScheduleBatch, then: Callable[[Encode], None]) -> None:
-        super().submit(batch, then)
+    def submit(
+        self,
+        batch: pb.ScheduleBatch,
+        then: Callable[[Encode], None],
+        report: Callable[[Encode], None] = lambda _encode: None,
+    ) -> None:
+        super().submit(batch, then, report)
         self.num_submitted += 1
 
 

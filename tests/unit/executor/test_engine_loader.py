@@ -85,7 +85,11 @@ def test_load_engine_announces_the_window_and_features_of_the_model(tmp_path: Pa
     make_tiny_model("mistral", tmp_path)
     info = load_engine_of(f"--model={tmp_path}", "--num-device-blocks=8").info
     assert info.model.sliding_window == SLIDING_WINDOW
-    assert info.features == SAMPLING_FEATURES | {Feature.SEVERAL_TOKENS, Feature.ADAPTERS}
+    assert info.features == SAMPLING_FEATURES | {
+        Feature.SEVERAL_TOKENS,
+        Feature.PARTIAL_RESULTS,
+        Feature.ADAPTERS,
+    }
     assert info.limits.max_adapters_per_step == 8
     assert info.adapter_support is not None
     assert (info.adapter_support.max_num_loaded, info.adapter_support.max_rank) == (8, 64)

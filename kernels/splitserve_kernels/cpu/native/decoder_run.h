@@ -12,14 +12,20 @@
 
 namespace splitserve {
 
+// Called after each pass of a run that is not the last, by one thread, with the number of passes so
+// far; the run ends if it returns 0.
+using GoesOn = int32_t (*)(int32_t num_passes);
+
 // How rows run on. `draws.positions`: of the first tokens. `num_tokens`: [R], so many at most, 1 or
 // more. `stop_offsets`: [R + 1], where the tokens that end a row are in `stop_token_ids` [S].
 // `tokens`: [R, m], all -1; written. `vocab_size`: logits that are drawn from.
+// `goes_on`: null for a run that nobody ends.
 struct DecoderRun {
   SamplingRows draws;
   const int32_t *num_tokens, *stop_offsets, *stop_token_ids;
   int32_t* tokens;
   int32_t max_num_tokens, vocab_size;
+  GoesOn goes_on;
 };
 
 // One pass: the rows that still run, and where each is. It is complete before anybody sees it and
@@ -85,7 +91,7 @@ class DecoderRunner {
     token(row, index) = sampler.choose(logits, run_.vocab_size, run_.draws, row, index);
   }
 
-  // Rows whose token is their last one are left out.
+  // Rows whose token is their last one are left out; all rows are if the run is to end.
   void prepare_next(int index) {
     const RunPass& pass = passes_[index];
     RunPass& next = passes_[index + 1];
@@ -94,7 +100,12 @@ class DecoderRunner {
       if (last < 0 || index + 1 == run_.num_tokens[row] || ends(row, last)) continue;
       add_row(next, row, last, pass.num_computed[i] + 1);
     }
-    if (!next.rows.empty()) complete(next, pass.step.rows);
+    if (next.rows.empty()) return;
+    if (run_.goes_on && !run_.goes_on(index + 1)) {
+      next.rows.clear();
+      return;
+    }
+    complete(next, pass.step.rows);
   }
 
   bool ends(int row, int token) const {

@@ -26,6 +26,7 @@ from executor_service.steps import (
     ExecutorLimits,
     RowStatus,
     RunningStep,
+    RunWatch,
     StepAnswer,
     StepExecutor,
     StepStatus,
@@ -113,7 +114,11 @@ async def test_nobody_watches_when_the_only_stream_was_closed(servicer_and_stub:
 
 class _Broken(StepExecutor):
     def begin(
-        self, batch: Batch, then: Callable[[StepAnswer], None], queue_us: int = 0
+        self,
+        batch: Batch,
+        then: Callable[[StepAnswer], None],
+        queue_us: int = 0,
+        watch: RunWatch | None = None,
     ) -> RunningStep | None:
         raise RuntimeError("a bug of ours")
 

@@ -18,6 +18,7 @@ from executor_service.steps import (
     StepOutput,
     TokenRuns,
     drafts,
+    run_on,
     verify_drafts,
 )
 from tests.support.fakes.fake_runner import FakeRunner, StepFault, no_fault
@@ -192,3 +193,54 @@ def test_status_is_that_of_the_row_when_drafts_fail(
     assert list(output.row_errors) == [1]
     assert output.runs is not None
     assert output.runs.rows == [right[:1], []]
+
+
+@dataclass(slots=True)
+class Watch:
+    """Ends a run once its rows have `most` tokens; `reports`: the tokens of each call."""
+
+    most: int
+    reports: list[list[list[int]]] = field(default_factory=list)
+
+    def __call__(self, runs: TokenRuns) -> bool:
+        self.reports.append(runs.rows)
+        return int(runs.counts.max()) < self.most
+
+
+def running_step(watch: Watch | None, *num_run_on: int) -> StepInput:
+    step = drafted_step(*[()] * len(num_run_on))
+    return replace(step, drafts=None, num_run_on_tokens=np.array(num_run_on, np.int32), watch=watch)
+
+
+def test_watch_gets_all_tokens_after_each_turn_but_the_last() -> None:
+    watch, right = Watch(99), truth(4)
+    output = run_on(running_step(watch, 3, 1), make_runner().execute)
+    assert output.runs is not None
+    assert output.runs.rows == [right, right[:2]]
+    assert watch.reports == [
+        [right[:1], right[:1]],
+        [right[:2], right[:2]],
+        [right[:3], right[:2]],
+    ]
+
+
+def test_run_ends_after_the_turn_when_the_watch_says_so() -> None:
+    runner, right = make_runner(), truth(3)
+    output = run_on(running_step(Watch(2), 9, 0, 9), runner.execute)
+    assert output.runs is not None
+    assert output.runs.rows == [right[:2], right[:1], right[:2]]
+    assert output.sampled_token_ids.tolist() == [right[1], right[0], right[1]]
+    assert len(runner.steps) == 2
+
+
+def test_watch_gets_tokens_of_all_rows_when_a_runner_takes_over_the_rest() -> None:
+    """A runner that runs on alone sees rows and tokens of its own part only."""
+    watch, right, runner = Watch(3), truth(5), make_runner()
+
+    def execute_run(step: StepInput) -> StepOutput | None:
+        return None if step.num_rows == 3 else run_on(step, runner.execute)
+
+    output = run_on(running_step(watch, 0, 4, 4), runner.execute, execute_run)
+    assert output.runs is not None
+    assert output.runs.rows == [right[:1], right[:3], right[:3]]
+    assert watch.reports[:3] == [[right[:1], right[:n], right[:n]] for n in (1, 2, 3)]
