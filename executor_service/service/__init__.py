@@ -1,7 +1,7 @@
 """gRPC service of the executor: decoding of batches, the step worker, answers. No torch."""
 
 from executor_service.service.adapter_loading import AdapterLoading
-from executor_service.service.answer_encoding import encode_answer, encode_info
+from executor_service.service.answer_encoding import encode_answer, encode_info, encode_part
 from executor_service.service.batch_decoding import decode_batch
 from executor_service.service.departure import Departures, ExecutorLives
 from executor_service.service.membership import Membership
@@ -49,5 +49,6 @@ __all__ = [
     "decode_batch",
     "encode_answer",
     "encode_info",
+    "encode_part",
     "ranked",
 ]

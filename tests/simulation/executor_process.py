@@ -57,7 +57,7 @@ class ExecutorShape:
     A step takes `step_s`, `pass_s` for each token that its rows may run on for, and `byte_s` for
     each byte of its batch; to compile a grammar takes it `compile_s`. `num_words`: how many its
     model knows, None for all tokens; the same for all. `brings_several`: tokens in one step;
-    `cuts_short`: fewer than it may, now and then.
+    `cuts_short`: fewer than it may, now and then. `reports_parts`: it tells them as they come.
     """
 
     block_size: int
@@ -72,6 +72,7 @@ class ExecutorShape:
     pass_s: float = 0.0
     brings_several: bool = False
     cuts_short: bool = False
+    reports_parts: bool = False
 
 
 @dataclass(slots=True)
@@ -225,6 +226,13 @@ class SimulatedExecutor:
                     row_ids.append(int(step.row_ids[row]))
         return row_ids
 
+    @property
+    def _features(self) -> set[Feature]:
+        if not self.shape.brings_several:
+            return set()
+        parts = {Feature.PARTIAL_RESULTS} if self.shape.reports_parts else set()
+        return {Feature.SEVERAL_TOKENS} | parts
+
     def _now_ns(self) -> int:
         return BEGINNING_NS + round(self.loop.time() * 1e9)
 
@@ -248,7 +256,7 @@ class SimulatedExecutor:
             num_host_blocks=shape.num_host_blocks,
             block_bytes=16 * shape.block_size,
             limits=ExecutorLimits(max_inflight_steps=shape.max_inflight_steps),
-            features=_FEATURES | ({Feature.SEVERAL_TOKENS} if shape.brings_several else set()),
+            features=_FEATURES | self._features,
             software_version="simulated",
             trial_step=TrialStep(
                 MAX_MODEL_LEN, MAX_MODEL_LEN**2, round((shape.step_s + shape.byte_s) * 1e6)

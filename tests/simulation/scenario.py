@@ -241,6 +241,7 @@ def _random_shape(random: Random, num_tokens: int, num_words: int | None) -> Exe
         eos_token_ids=EOS,
         num_words=num_words,
         pass_s=step_s * random.choice([0.02, 0.1, 0.5]),
-        brings_several=random.random() < 0.9,
+        brings_several=(ability := random.random()) < 0.9,
+        reports_parts=ability < 0.6,
         cuts_short=random.random() < 0.3,
     )

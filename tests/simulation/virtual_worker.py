@@ -6,9 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 
-from executor_service.service import decode_batch, encode_answer
-from executor_service.steps import ExecutorInfo, StepAnswer, StepExecutor, StepInput
+from executor_service.service import decode_batch, encode_answer, encode_part
+from executor_service.steps import ExecutorInfo, StepAnswer, StepExecutor, StepInput, TokenRuns
 from splitserve.executor.v1 import executor_pb2 as pb
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.support.fakes.fake_runner import StepFault
@@ -19,7 +21,16 @@ _SLICE_S = 0.25
 
 # Changes a result before it is sent; it is told which seeds had rows in that step.
 Spoil = Callable[[pb.StepResult, list[int]], None]
-Job = Callable[[], None]
+Send = Callable[[Callable[[], pb.StepResult]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """`is_for_one`: it is left out, and takes no time, if more than one batch has no answer."""
+
+    duration_s: float
+    run: Callable[[], None]
+    is_for_one: bool = False
 
 
 @dataclass(slots=True)
@@ -51,7 +62,7 @@ class VirtualWorker:
         self._loop = loop
         self._steps = steps
         self._pace = pace
-        self._jobs: deque[tuple[float, Job]] = deque()
+        self._jobs: deque[Job] = deque()
         self._received_s: deque[float] = deque()
         self._wakeup = asyncio.Event()
         self.seeds: list[int] = []
@@ -66,17 +77,25 @@ class VirtualWorker:
         )
 
     def submit(
-        self, batch: pb.ScheduleBatch, then: Callable[[Callable[[], pb.StepResult]], None]
+        self, batch: pb.ScheduleBatch, then: Send, report: Send = lambda _encode: None
     ) -> None:
-        """See StepWorker."""
+        """See StepWorker. Parts have one token of each row."""
         decoded = decode_batch(batch)
         self._received_s.append(self._loop.time())
 
-        def answer(answered: StepAnswer) -> None:
+        def deliver(result: pb.StepResult) -> None:
             self._received_s.popleft()
+            then(lambda: result)
+
+        def answer(answered: StepAnswer) -> None:
             result = encode_answer(answered)
             self._pace.mood.spoil(result, self.seeds)
-            then(lambda: result)
+            if not batch.work.reports_parts or result.status != pb.STEP_STATUS_OK:
+                deliver(result)
+                return
+            encodings = [partial(encode_part, decoded.identity, part) for part in _parts(result)]
+            parts = [Job(pace.pass_s, partial(report, encode), True) for encode in encodings]
+            self._jobs.extendleft([Job(0.0, partial(deliver, result)), *reversed(parts)])
 
         def begin() -> None:
             self.seeds = []
@@ -84,7 +103,7 @@ class VirtualWorker:
             self._steps.finish()
 
         pace, num_run_on = self._pace, read_i32(batch.work.num_run_on_tokens)
-        most = max(num_run_on, default=0)
+        most = 0 if batch.work.reports_parts else max(num_run_on, default=0)
         self._put(pace.step_s + pace.pass_s * most + pace.byte_s * batch.ByteSize(), begin)
 
     def begin_life(self, executor_epoch: int) -> None:
@@ -98,21 +117,24 @@ class VirtualWorker:
     def finish(self) -> None:
         """See StepWorker; what is left takes no time."""
         while self._jobs:
-            self._jobs.popleft()[1]()
+            self._jobs.popleft().run()
 
-    def _put(self, duration_s: float, job: Job) -> None:
-        self._jobs.append((duration_s, job))
+    def _put(self, duration_s: float, run: Callable[[], None]) -> None:
+        self._jobs.append(Job(duration_s, run))
         self._wakeup.set()
 
     async def run(self) -> None:
         """Works until cancelled."""
         while True:
             while self._jobs:
-                entry = self._jobs[0]
-                await self._work(entry[0])
+                job = self._jobs[0]
+                if job.is_for_one and len(self._received_s) > 1:
+                    self._jobs.popleft()
+                    continue
+                await self._work(job.duration_s)
                 # Unless it was finished meanwhile.
-                if self._jobs and self._jobs[0] is entry:
-                    self._jobs.popleft()[1]()
+                if self._jobs and self._jobs[0] is job:
+                    self._jobs.popleft().run()
             self._wakeup.clear()
             if not self._jobs:
                 await self._wakeup.wait()
@@ -124,3 +146,11 @@ class VirtualWorker:
             slice_s = min(work_s * slowness, _SLICE_S)
             await asyncio.sleep(slice_s)
             work_s -= slice_s / slowness + 1e-9
+
+
+def _parts(result: pb.StepResult) -> list[TokenRuns]:
+    """The tokens of a result, the next of each row in each part; the last are in no part."""
+    tokens, offsets = read_i32(result.sampled_token_ids), read_i32(result.sampled_offsets)
+    rows = [tokens[start:end] for start, end in pairwise(offsets)]
+    most = max(map(len, rows), default=0)
+    return [TokenRuns.of([row[i : i + 1] for row in rows]) for i in range(most - 1)]
