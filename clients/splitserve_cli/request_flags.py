@@ -196,6 +196,12 @@ def add_scheduling_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="time until which the last token is due; to give up, see --timeout",
     )
+    group.add_argument(
+        "--target-itl-ms",
+        type=int32,
+        metavar="MS",
+        help="wanted time between tokens while the executor also computes prompts",
+    )
     group.add_argument("--adapter", default="", metavar="NAME", help="LoRA adapter to use")
     group.add_argument(
         "--cache-salt",
@@ -231,4 +237,5 @@ def scheduling_params(arguments: argparse.Namespace) -> SchedulingParams:
         arguments.cache_salt,
         arguments.bypass_prefix_cache,
         arguments.num_public_prefix_tokens,
+        target_itl_ms=arguments.target_itl_ms,
     )

@@ -142,6 +142,7 @@ def encode_scheduling_params(
         bypass_prefix_cache=params.bypass_prefix_cache,
         num_public_prefix_tokens=params.num_public_prefix_tokens,
         kept_output=None if params.kept_output is None else _encode_kept(params.kept_output),
+        target_itl_ms=params.target_itl_ms,
     )
 
 

@@ -183,7 +183,8 @@ class SchedulingParams:
 
     Meanings and ranges: `GenerateRequest` in scheduler.proto. `priority`: smaller is more urgent.
     `deadline_s`: seconds from the first submission until the last token is wanted; a resubmission
-    sends the remaining time.
+    sends the remaining time. `target_itl_ms`: wanted time between tokens while the executor also
+    computes prompts, in ms; None for no target.
     """
 
     priority: int = 0
@@ -194,6 +195,7 @@ class SchedulingParams:
     bypass_prefix_cache: bool = False
     num_public_prefix_tokens: int = 0
     kept_output: KeptOutput | None = None
+    target_itl_ms: int | None = None
 
 
 class FinishReason(enum.Enum):

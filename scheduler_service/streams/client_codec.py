@@ -71,6 +71,7 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
     }
 )
 _MAX_PRIORITY = 100
+_MAX_TARGET_ITL_MS = 60_000
 _MAX_NAME_CHARS = 128
 # Limits of the cache of decoded sampling parameters: bytes of each message, and number of entries.
 _MAX_KEPT_BYTES = 256
@@ -204,6 +205,9 @@ def decode_scheduling_params(
     num_public = message.num_public_prefix_tokens
     if num_public < 0:
         raise _invalid(f"num_public_prefix_tokens is {num_public}; allowed: 0 or more")
+    target_ms = message.target_itl_ms if message.HasField("target_itl_ms") else None
+    if target_ms is not None and not 1 <= target_ms <= _MAX_TARGET_ITL_MS:
+        raise _invalid(f"target_itl_ms is {target_ms}; allowed: 1 to {_MAX_TARGET_ITL_MS}")
     return SchedulingParams(
         priority=message.priority,
         tenant=tenant,
@@ -212,6 +216,7 @@ def decode_scheduling_params(
         cache_salt=message.cache_salt,
         uses_prefix_cache=not message.bypass_prefix_cache,
         num_public_prefix_tokens=num_public,
+        target_itl_ms=target_ms,
     )
 
 

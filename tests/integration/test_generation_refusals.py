@@ -132,6 +132,9 @@ CASES: tuple[tuple[str, api.GenerateRequest, str, str], ...] = (
     ("priority too small", scheduled(priority=-101), SCHEDULING, "priority is -101"),
     ("priority too large", scheduled(priority=101), SCHEDULING, "priority is 101"),
     ("priority least of all", scheduled(priority=-(2**31)), SCHEDULING, "priority"),
+    ("target of 0", scheduled(target_itl_ms=0), SCHEDULING, "target_itl_ms is 0; allowed: 1 to"),
+    ("target below 0", scheduled(target_itl_ms=-5), SCHEDULING, "target_itl_ms is -5"),
+    ("target too large", scheduled(target_itl_ms=60_001), SCHEDULING, "target_itl_ms is 60001"),
     ("tenant too long", scheduled(tenant="t" * 129), SCHEDULING, "tenant"),
     ("cache salt too long", scheduled(cache_salt="s" * 129), SCHEDULING, "cache_salt"),
     (

@@ -130,6 +130,7 @@ async def _transcription(
             tenant=body.user or "",
             deadline_s=body.deadline_s,
             cache_salt=body.cache_salt or "",
+            target_itl_ms=body.target_itl_ms,
         ),
         own_id=body.request_id,
     )

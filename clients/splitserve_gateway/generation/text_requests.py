@@ -176,7 +176,7 @@ def beam_search(body: SamplingFields) -> BeamSearch | None:
 
 
 def scheduling_params(body: SchedulingFields, adapter: str = "") -> SchedulingParams:
-    """Returns the scheduling parameters of `body`: priority, tenant, deadline, cache salt.
+    """Returns the scheduling parameters of `body`: priority, tenant, deadline and others.
 
     `adapter`: name of the adapter; empty for none.
     """
@@ -187,6 +187,7 @@ def scheduling_params(body: SchedulingFields, adapter: str = "") -> SchedulingPa
         adapter=adapter,
         cache_salt=body.cache_salt or "",
         num_public_prefix_tokens=body.num_public_prefix_tokens or 0,
+        target_itl_ms=body.target_itl_ms,
     )
 
 

@@ -194,6 +194,7 @@ class SchedulingFields(ApiRequest):
     cache_salt: Label | None = None
     num_public_prefix_tokens: Annotated[Int32 | None, described(minimum=0)] = None
     deadline_s: Annotated[float, Field(gt=0, le=10**9)] | None = None
+    target_itl_ms: Annotated[Int32 | None, described(minimum=1, maximum=60_000)] = None
     request_id: Label | None = None
 
 

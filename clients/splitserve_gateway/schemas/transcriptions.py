@@ -35,6 +35,7 @@ class TranslationRequest(ApiRequest):
     user: Label | None = None
     priority: Int32 | None = None
     deadline_s: Annotated[float, Field(gt=0)] | None = None
+    target_itl_ms: Int32 | None = None
     cache_salt: Label | None = None
     request_id: Label | None = None
 

@@ -74,6 +74,8 @@ class RowColumns:
     Owners: `stay_ids`: number of the stay, unique; 0 for a free row. `client_keys`: the owner's
     name for the request. `is_plain`: a token and that name are all that the owner needs. `chains`:
     hash chains of the sequences in which each hash follows from the one before; else empty.
+    `priority`: that of the request. `target_itl_ms`: its wanted time between tokens; 0 for none.
+    `num_with_target`: number of rows with such a target.
     """
 
     def __init__(self, max_num_rows: int, max_len: int, block_size: int, max_blocks: int) -> None:
@@ -105,6 +107,9 @@ class RowColumns:
         self.client_keys = np.zeros(max_num_rows, np.int64)
         self._ones = np.ones(max_num_rows, np.int32)
         self.chains: list[list[bytes]] = [_NO_CHAIN] * max_num_rows
+        self.priority = np.zeros(max_num_rows, np.int32)
+        self.target_itl_ms = np.zeros(max_num_rows, np.int32)
+        self.num_with_target = 0
         self.is_plain = np.zeros(max_num_rows, np.bool_)
         self.num_not_plain = 0
         self.num_without_promise = 0
@@ -208,6 +213,9 @@ class RowColumns:
         self.stay_ids[row_id] = self._last_stay_id
         self.client_keys[row_id] = request.client_key
         params, scheduling = request.params, request.scheduling
+        self.priority[row_id] = scheduling.priority
+        self.target_itl_ms[row_id] = scheduling.target_itl_ms or 0
+        self.num_with_target += scheduling.target_itl_ms is not None
         is_simple = scheduling.uses_prefix_cache and not scheduling.num_public_prefix_tokens
         self.chains[row_id] = sequence.block_hashes if is_simple else _NO_CHAIN
         self.is_plain[row_id] = is_plain = (
@@ -240,6 +248,7 @@ class RowColumns:
         sequence.row_id = NO_ROW
         self.num_not_plain -= not self.is_plain[row_id]
         self.num_without_promise -= not self.promises[row_id]
+        self.num_with_target -= sequence.request.scheduling.target_itl_ms is not None
         self.may_repeat[row_id] = 0
         self.num_with_prompt_logprobs -= sequence.request.params.num_prompt_logprobs is not None
         self.num_told_slots[row_id] = self.num_slots[row_id]

@@ -34,11 +34,14 @@ class QueuePolicy:
 
     `refuses_late`: whether a waiting request ends when it can no longer meet its deadline. Step
     class and key of a request with a deadline then end with the deadline.
+
+    `keeps_targets`: whether steps with prompts keep the times between tokens that requests want.
     """
 
     shares: TenantShares | None = None
     allows_bypasses: bool = True
     refuses_late: bool = False
+    keeps_targets: bool = False
 
     def key(self, request: Request) -> Key:
         """Returns the place of a request within its step class, smallest first."""
@@ -67,6 +70,8 @@ class FirstComeFirstServed(QueuePolicy):
 
 class Priority(QueuePolicy):
     """Order of priority, smallest first; a smaller priority preempts larger ones."""
+
+    keeps_targets = True
 
     def step_class(self, request: Request) -> Key:
         return (request.scheduling.priority,)

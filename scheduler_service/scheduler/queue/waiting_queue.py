@@ -270,3 +270,8 @@ class WaitingQueue:
     def refuses_late(self) -> bool:
         """Whether a waiting request ends when it can no longer meet its deadline."""
         return self._policy.refuses_late
+
+    @property
+    def keeps_targets(self) -> bool:
+        """Whether steps with prompts keep the times between tokens that requests want."""
+        return self._policy.keeps_targets

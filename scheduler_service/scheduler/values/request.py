@@ -198,7 +198,8 @@ class SchedulingParams:
     `priority`: smaller is more urgent. `deadline_ns`: wanted time of the last token, by the core's
     clock. `adapter`: of a registered adapter, name and digest with an @ between them; else a name
     that only executors know. `cache_salt` separates prefix caches, as `adapter` and the model do;
-    tenants share blocks of the first `num_public_prefix_tokens` of a prompt.
+    tenants share blocks of the first `num_public_prefix_tokens` of a prompt. `target_itl_ms`:
+    wanted time between tokens while prompts are computed; None for no target.
     """
 
     priority: int = 0
@@ -208,6 +209,7 @@ class SchedulingParams:
     cache_salt: str = ""
     uses_prefix_cache: bool = True
     num_public_prefix_tokens: int = 0
+    target_itl_ms: int | None = None
 
     @property
     def has_registered_adapter(self) -> bool:

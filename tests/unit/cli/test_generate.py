@@ -70,7 +70,7 @@ def test_generate_sends_every_parameter_when_given(server: FakeServer) -> None:
         " --stop-token-id=8 --stop-token-id=9 --logit-bias=7=-inf --allowed-token-ids=5,6"
         " --bad-words=t3 --bad-words=t4 --n=2 --beam-width=4 --length-penalty=-1.5"
         " --early-stopping=always --priority=-7 --tenant=me --deadline-s=2.5 --adapter=poet"
-        " --cache-salt=pepper --bypass-prefix-cache --num-public-prefix-tokens=3"
+        " --cache-salt=pepper --bypass-prefix-cache --target-itl-ms=40 --num-public-prefix-tokens=3"
     )
 
     assert main(["generate", "--address", server.address, *flags.split(), "t1"]) == 0
@@ -101,7 +101,7 @@ def test_generate_sends_every_parameter_when_given(server: FakeServer) -> None:
     )
     assert (sent.priority, sent.tenant, sent.adapter) == (-7, "me", "poet")
     assert (sent.cache_salt, sent.bypass_prefix_cache) == ("pepper", True)
-    assert sent.num_public_prefix_tokens == 3
+    assert (sent.num_public_prefix_tokens, sent.target_itl_ms) == (3, 40)
     assert sent.deadline.ToTimedelta().total_seconds() == 2.5
 
 

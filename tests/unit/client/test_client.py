@@ -284,6 +284,7 @@ SCHEDULING = SchedulingParams(
     cache_salt="salt",
     bypass_prefix_cache=True,
     num_public_prefix_tokens=3,
+    target_itl_ms=40,
 )
 
 
@@ -312,7 +313,7 @@ async def test_client_sends_every_scheduling_parameter_when_given(
     assert (sent.priority, sent.tenant, sent.adapter) == (-5, "someone", "poet")
     assert sent.deadline.ToTimedelta().total_seconds() == 2.25
     assert (sent.cache_salt, sent.bypass_prefix_cache) == ("salt", True)
-    assert sent.num_public_prefix_tokens == 3
+    assert (sent.num_public_prefix_tokens, sent.target_itl_ms) == (3, 40)
     assert list(sent.encoder_token_ids) == [8, 9]
 
 

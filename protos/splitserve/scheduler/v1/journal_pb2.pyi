@@ -706,7 +706,7 @@ class JournaledBeamParams(_message.Message):
     def __init__(self, width: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[str] = ...) -> None: ...
 
 class JournaledSchedulingParams(_message.Message):
-    __slots__ = ("priority", "tenant", "deadline_ns", "adapter", "cache_salt", "uses_prefix_cache", "num_public_prefix_tokens")
+    __slots__ = ("priority", "tenant", "deadline_ns", "adapter", "cache_salt", "uses_prefix_cache", "num_public_prefix_tokens", "target_itl_ms")
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_NS_FIELD_NUMBER: _ClassVar[int]
@@ -714,6 +714,7 @@ class JournaledSchedulingParams(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     USES_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
     NUM_PUBLIC_PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_ITL_MS_FIELD_NUMBER: _ClassVar[int]
     priority: int
     tenant: str
     deadline_ns: int
@@ -721,7 +722,8 @@ class JournaledSchedulingParams(_message.Message):
     cache_salt: str
     uses_prefix_cache: bool
     num_public_prefix_tokens: int
-    def __init__(self, priority: _Optional[int] = ..., tenant: _Optional[str] = ..., deadline_ns: _Optional[int] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., uses_prefix_cache: bool = ..., num_public_prefix_tokens: _Optional[int] = ...) -> None: ...
+    target_itl_ms: int
+    def __init__(self, priority: _Optional[int] = ..., tenant: _Optional[str] = ..., deadline_ns: _Optional[int] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., uses_prefix_cache: bool = ..., num_public_prefix_tokens: _Optional[int] = ..., target_itl_ms: _Optional[int] = ...) -> None: ...
 
 class JournaledBeamSearch(_message.Message):
     __slots__ = ("max_tokens", "stop_token_ids", "num_tokens", "live", "ended")

@@ -59,7 +59,7 @@ READINESS_DRAINING: Readiness
 READINESS_EXECUTORS_FAILING: Readiness
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "resume_token_ids", "sampling_params", "priority", "tenant", "deadline", "adapter", "cache_salt", "bypass_prefix_cache", "encoder_token_ids", "resume_sequences", "model_digest", "num_public_prefix_tokens", "traceparent", "tracestate", "encoder_features", "kept_output")
+    __slots__ = ("request_id", "prompt_token_ids", "resume_token_ids", "sampling_params", "priority", "tenant", "deadline", "adapter", "cache_salt", "bypass_prefix_cache", "encoder_token_ids", "resume_sequences", "model_digest", "num_public_prefix_tokens", "traceparent", "tracestate", "encoder_features", "kept_output", "target_itl_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     RESUME_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class GenerateRequest(_message.Message):
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     ENCODER_FEATURES_FIELD_NUMBER: _ClassVar[int]
     KEPT_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    TARGET_ITL_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     resume_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -96,7 +97,8 @@ class GenerateRequest(_message.Message):
     tracestate: str
     encoder_features: bytes
     kept_output: KeptOutput
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., bypass_prefix_cache: bool = ..., encoder_token_ids: _Optional[_Iterable[int]] = ..., resume_sequences: _Optional[_Iterable[_Union[ResumedSequence, _Mapping]]] = ..., model_digest: _Optional[str] = ..., num_public_prefix_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., encoder_features: _Optional[bytes] = ..., kept_output: _Optional[_Union[KeptOutput, _Mapping]] = ...) -> None: ...
+    target_itl_ms: int
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., resume_token_ids: _Optional[_Iterable[int]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., deadline: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., adapter: _Optional[str] = ..., cache_salt: _Optional[str] = ..., bypass_prefix_cache: bool = ..., encoder_token_ids: _Optional[_Iterable[int]] = ..., resume_sequences: _Optional[_Iterable[_Union[ResumedSequence, _Mapping]]] = ..., model_digest: _Optional[str] = ..., num_public_prefix_tokens: _Optional[int] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., encoder_features: _Optional[bytes] = ..., kept_output: _Optional[_Union[KeptOutput, _Mapping]] = ..., target_itl_ms: _Optional[int] = ...) -> None: ...
 
 class KeptOutput(_message.Message):
     __slots__ = ("key", "duration", "resumes", "num_read_tokens")

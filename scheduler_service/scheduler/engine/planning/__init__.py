@@ -16,8 +16,8 @@ from scheduler_service.scheduler.engine.planning.lateness import (
     earliest_finish_ns,
 )
 from scheduler_service.scheduler.engine.planning.room import MAX_BYPASSES, Room
-from scheduler_service.scheduler.engine.planning.rows import GrowingRows, PromptLimit
-from scheduler_service.scheduler.engine.planning.step_limits import PromptTokens
+from scheduler_service.scheduler.engine.planning.rows import GrowingRows
+from scheduler_service.scheduler.engine.planning.step_limits import PromptLimit, PromptTokens
 from scheduler_service.scheduler.engine.planning.step_planner import StepPlanner
 
 __all__ = [

@@ -20,7 +20,8 @@ from scheduler_service.scheduler.engine.planning.arrival_checks import prepare_r
 from scheduler_service.scheduler.engine.planning.batch_policy import StepShape
 from scheduler_service.scheduler.engine.planning.lateness import DeadlineEnforcer
 from scheduler_service.scheduler.engine.planning.room import MAX_BYPASSES, Room
-from scheduler_service.scheduler.engine.planning.rows import PromptLimit, RunningRows
+from scheduler_service.scheduler.engine.planning.rows import RunningRows
+from scheduler_service.scheduler.engine.planning.step_limits import StepBudget
 from scheduler_service.scheduler.engine.sequences import SequenceEndings
 from scheduler_service.scheduler.queue import OpenLanes, Waiting
 from scheduler_service.scheduler.values import (
@@ -41,35 +42,6 @@ _PASSABLE = frozenset(
     {AdmissionBlocker.BLOCKS, AdmissionBlocker.ROWS, AdmissionBlocker.BYTES, AdmissionBlocker.SHARE}
 )
 _NO_ADAPTER = frozenset({""})
-
-
-@dataclass(slots=True)
-class StepBudget:
-    """Token budget left in a step, with the rules for admission to spend it.
-
-    `splits_prompts`: a prompt may be computed in chunks. `is_untouched`: the step has no tokens
-    yet. `num_reserved`: tokens for running rows that go before the request to be admitted.
-    `may_preempt`: running requests may be preempted for a waiting one. `prompts`: limit of prompt
-    tokens in the step; None for no limit. `num_encoded`: encoder tokens that the step encodes.
-    """
-
-    num_tokens: int
-    splits_prompts: bool
-    is_untouched: bool = True
-    num_reserved: int = 0
-    may_preempt: bool = True
-    prompts: PromptLimit | None = None
-    num_encoded: int = 0
-
-    @property
-    def num_left(self) -> int:
-        """Tokens left for requests to be admitted."""
-        return self.num_tokens - self.num_reserved
-
-    def spend(self, num_tokens: int) -> None:
-        """Subtracts tokens that are now part of the step."""
-        self.num_tokens -= num_tokens
-        self.is_untouched = self.is_untouched and num_tokens == 0
 
 
 @dataclass(frozen=True, slots=True)

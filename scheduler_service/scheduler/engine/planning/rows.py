@@ -7,7 +7,6 @@ to sequences that join, and limits prompt tokens where tenants share a step.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from itertools import pairwise
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.planning.room import HeldShares
-from scheduler_service.scheduler.engine.planning.step_limits import PromptTokens, StepLimits
+from scheduler_service.scheduler.engine.planning.step_limits import StepLimits, is_again
 from scheduler_service.scheduler.engine.row_columns import NO_STAY, ONE, ZERO
 from scheduler_service.scheduler.engine.sequences import Siblings
 from scheduler_service.scheduler.queue import TURN_EVERY, Key
@@ -387,50 +386,3 @@ class GrowingRows:
             hit = prefixes.find(sequence)
             if self._blocks.num_lacking(sequence, hit) <= 0:
                 self._placement.join_alone(sequence, hit)
-
-
-# -- Prompt tokens of steps that tenants share -----------------------------------------------------
-
-
-def is_again(request: Request) -> bool:
-    """Returns whether a request was preempted, so that it recomputes tokens before its next one."""
-    return request.num_preemptions > 0
-
-
-class PromptLimit:
-    """Prompt tokens of one step that are left for requests yet to be admitted.
-
-    The next tenant in turn that has no prompt tokens in this step is admitted even if running
-    prompts have taken all of them: that tenant was served less than theirs, and does not wait until
-    those prompts are done.
-    """
-
-    def __init__(self, tokens: PromptTokens, running: Iterable[tuple[Request, int]]) -> None:
-        """Subtracts `running`: prompts already in the step, and the number of tokens of each."""
-        self._num_most = tokens.num_most
-        self._num_left = tokens.num_most
-        self._num_again_left = tokens.num_again
-        self._tenants: set[str] = set()
-        for request, num_tokens in running:
-            self.take(request, num_tokens)
-        # Whether running prompts have tokens, and no request asked so far was limited to the rest.
-        self._is_in_turn = bool(self._tenants)
-
-    def num_for(self, request: Request, *, is_overdue: bool) -> int:
-        """Returns the tokens for a waiting request, asked in turn.
-
-        `is_overdue`: the request was passed too often.
-        """
-        if is_again(request):
-            return max(min(self._num_left, self._num_again_left), int(is_overdue))
-        is_newcomer = self._is_in_turn and request.scheduling.tenant not in self._tenants
-        if is_newcomer or is_overdue:
-            return self._num_most
-        self._is_in_turn = False
-        return max(self._num_left, 0)
-
-    def take(self, request: Request, num_tokens: int) -> None:
-        """Subtracts tokens of `request` that are now part of the step."""
-        self._num_left -= num_tokens
-        self._num_again_left -= num_tokens * is_again(request)
-        self._tenants.add(request.scheduling.tenant)

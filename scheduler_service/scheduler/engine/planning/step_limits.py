@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.step_time_model import StepTimeModel
-from scheduler_service.scheduler.values import SchedulerConfig
+from scheduler_service.scheduler.queue import OpenLanes, Waiting
+from scheduler_service.scheduler.values import BoolArray, Request, SchedulerConfig
 
 # Prompt tokens of a step before any step was measured.
 _FIRST_TOKENS = 256
@@ -55,8 +58,8 @@ class StepLimits:
 
     Prompts that may be split are computed in chunks that fit into the time of a step. It takes
     `step_time_ms`, or four times as long as its decodes alone if that is more. If it has decodes,
-    and this is longer than `target_itl_ms`, it takes as long as that target says, or four thirds of
-    the time of its decodes alone.
+    and this is longer than `target_itl_ms` or a target of their requests, it takes as long as the
+    shortest target says, or four thirds of the time of its decodes alone.
     """
 
     def __init__(self, config: SchedulerConfig, placement: Placement, times: StepTimeModel) -> None:
@@ -66,11 +69,12 @@ class StepLimits:
         num_most = max(_LEAST_SHARED_TOKENS, config.max_num_batched_tokens // _SHARED_PART)
         self._num_shared = min(config.max_num_batched_tokens, num_most)
         self._splits_prompts = False
+        self._waiting: Waiting | None = None
         self._found: _Limits | None = None
 
-    def begin(self, *, splits_prompts: bool) -> None:
+    def begin(self, waiting: Waiting, *, splits_prompts: bool) -> None:
         """Begins a step, of which prompts may be split or not."""
-        self._splits_prompts = splits_prompts
+        self._waiting, self._splits_prompts = waiting, splits_prompts
         self._found = None
 
     @property
@@ -113,14 +117,116 @@ class StepLimits:
         rows, order = self._placement.rows, self._placement.rows.order
         num_computed = rows.num_computed[order]
         num_pending = rows.num_tokens[order] - num_computed
-        num_decodes = int(np.count_nonzero(num_pending == 1))
+        is_decode, is_prompt = num_pending == 1, num_pending > 1
+        num_decodes = int(np.count_nonzero(is_decode))
         if not self._times.has_prompts:
             return num_decodes, _FIRST_TOKENS
         decodes_us = self._times.decodes_us(num_decodes)
-        step_us, target_us = self._config.step_time_ms * 1000, self._config.target_itl_ms * 1000
+        step_us = self._config.step_time_ms * 1000
         left_us = max(step_us - decodes_us, _LEAST_BESIDE_DECODES * decodes_us)
-        if num_decodes and target_us:
+        target_us = self._target_ms(is_decode, is_prompt) * 1000 if num_decodes else 0
+        if target_us:
             left_us = min(left_us, max(target_us - decodes_us, _LEAST_WITHIN_TARGET * decodes_us))
-        num_before = int(num_computed[num_pending > 1].max(initial=0))
+        num_before = int(num_computed[is_prompt].max(initial=0))
         num_prompt_tokens = self._times.num_prompt_tokens(left_us, num_before)
         return num_decodes, max(num_prompt_tokens, self._config.block_size)
+
+    def _target_ms(self, is_decode: BoolArray, is_prompt: BoolArray) -> int:
+        """Returns the shortest wanted time between tokens of the step's decodes; 0 for none.
+
+        Targets of requests count if no prompt is more urgent. `is_decode`, `is_prompt`: [R], in the
+        order of rows.
+        """
+        target_ms, rows = self._config.target_itl_ms, self._placement.rows
+        if not rows.num_with_target or not self._placement.queue.keeps_targets:
+            return target_ms
+        priorities, targets_ms = rows.priority[rows.order], rows.target_itl_ms[rows.order]
+        first = (request.scheduling.priority for request in self._first_to_begin())
+        most_urgent = min((*priorities[is_prompt].tolist(), *first), default=None)
+        counts = is_decode & (targets_ms > 0)
+        if most_urgent is not None:
+            counts &= priorities <= most_urgent
+        found_ms = targets_ms[counts].tolist()
+        return min(found_ms if target_ms == 0 else [target_ms, *found_ms], default=0)
+
+    def _first_to_begin(self) -> Iterator[Request]:
+        """Yields the first preempted and the first waiting request."""
+        yield from self._placement.preempted[:1]
+        if self._waiting is not None and not self._waiting.is_empty:
+            yield from islice(self._waiting.candidates(OpenLanes()), 1)
+
+
+# -- What is left of a step ---------------------------------------------------------------------
+
+
+def is_again(request: Request) -> bool:
+    """Returns whether a request was preempted, so that it recomputes tokens before its next one."""
+    return request.num_preemptions > 0
+
+
+class PromptLimit:
+    """Prompt tokens of one step that are left for requests yet to be admitted.
+
+    The next tenant in turn that has no prompt tokens in this step is admitted even if running
+    prompts have taken all of them: that tenant was served less than theirs, and does not wait until
+    those prompts are done.
+    """
+
+    def __init__(self, tokens: PromptTokens, running: Iterable[tuple[Request, int]]) -> None:
+        """Subtracts `running`: prompts already in the step, and the number of tokens of each."""
+        self._num_most = tokens.num_most
+        self._num_left = tokens.num_most
+        self._num_again_left = tokens.num_again
+        self._tenants: set[str] = set()
+        for request, num_tokens in running:
+            self.take(request, num_tokens)
+        # Whether running prompts have tokens, and no request asked so far was limited to the rest.
+        self._is_in_turn = bool(self._tenants)
+
+    def num_for(self, request: Request, *, is_overdue: bool) -> int:
+        """Returns the tokens for a waiting request, asked in turn.
+
+        `is_overdue`: the request was passed too often.
+        """
+        if is_again(request):
+            return max(min(self._num_left, self._num_again_left), int(is_overdue))
+        is_newcomer = self._is_in_turn and request.scheduling.tenant not in self._tenants
+        if is_newcomer or is_overdue:
+            return self._num_most
+        self._is_in_turn = False
+        return max(self._num_left, 0)
+
+    def take(self, request: Request, num_tokens: int) -> None:
+        """Subtracts tokens of `request` that are now part of the step."""
+        self._num_left -= num_tokens
+        self._num_again_left -= num_tokens * is_again(request)
+        self._tenants.add(request.scheduling.tenant)
+
+
+@dataclass(slots=True)
+class StepBudget:
+    """Token budget left in a step, with the rules for admission to spend it.
+
+    `splits_prompts`: a prompt may be computed in chunks. `is_untouched`: the step has no tokens
+    yet. `num_reserved`: tokens for running rows that go before the request to be admitted.
+    `may_preempt`: running requests may be preempted for a waiting one. `prompts`: limit of prompt
+    tokens in the step; None for no limit. `num_encoded`: encoder tokens that the step encodes.
+    """
+
+    num_tokens: int
+    splits_prompts: bool
+    is_untouched: bool = True
+    num_reserved: int = 0
+    may_preempt: bool = True
+    prompts: PromptLimit | None = None
+    num_encoded: int = 0
+
+    @property
+    def num_left(self) -> int:
+        """Tokens left for requests to be admitted."""
+        return self.num_tokens - self.num_reserved
+
+    def spend(self, num_tokens: int) -> None:
+        """Subtracts tokens that are now part of the step."""
+        self.num_tokens -= num_tokens
+        self.is_untouched = self.is_untouched and num_tokens == 0

@@ -5,20 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from scheduler_service.scheduler.engine.placement import Placement
-from scheduler_service.scheduler.engine.planning.admitter import Admitter, StepBudget
+from scheduler_service.scheduler.engine.planning.admitter import Admitter
 from scheduler_service.scheduler.engine.planning.batch_policy import (
     QueueState,
     StepShape,
     make_batch_policy,
 )
 from scheduler_service.scheduler.engine.planning.lateness import DeadlineEnforcer
-from scheduler_service.scheduler.engine.planning.rows import (
-    GrowingRows,
-    PromptLimit,
-    RunningRows,
-)
+from scheduler_service.scheduler.engine.planning.rows import GrowingRows, RunningRows
 from scheduler_service.scheduler.engine.planning.run_ahead import Drafting, RunAhead
-from scheduler_service.scheduler.engine.planning.step_limits import PromptTokens, StepLimits
+from scheduler_service.scheduler.engine.planning.step_limits import (
+    PromptLimit,
+    PromptTokens,
+    StepBudget,
+    StepLimits,
+)
 from scheduler_service.scheduler.engine.preemption_costs import PreemptionCosts
 from scheduler_service.scheduler.engine.sequences import SequenceEndings, Siblings
 from scheduler_service.scheduler.engine.speculation import DraftTotals
@@ -148,7 +149,7 @@ class StepPlanner:
         self._growing.grow()
         self._growing.join_siblings()
         limits, is_empty = self._limits, waiting.is_empty
-        limits.begin(splits_prompts=shape.splits_prompts)
+        limits.begin(waiting, splits_prompts=shape.splits_prompts)
         if is_empty and not self._placement.preempted:
             num_tokens = self._config.max_num_batched_tokens
             return self._running.pick(num_tokens, decodes=shape.runs_decodes, limits=limits)

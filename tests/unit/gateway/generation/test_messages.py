@@ -153,6 +153,7 @@ def test_sampling_and_scheduling_are_those_of_chats() -> None:
         user="a tenant",
         priority=4,
         deadline_s=2.5,
+        target_itl_ms=40,
         output_config={"effort": "low", "task_budget": {"total": 5}},
         metadata={"user_id": "u" * 300},
     )
@@ -161,7 +162,7 @@ def test_sampling_and_scheduling_are_those_of_chats() -> None:
     assert chat.user == "a tenant"
     shape = chat.model_dump(warnings=False)
     assert [shape[name] for name in ("temperature", "top_p", "top_k")] == [0.5, 0.9, 3]
-    assert (chat.priority, chat.deadline_s) == (4, 2.5)
+    assert (chat.priority, chat.deadline_s, chat.target_itl_ms) == (4, 2.5, 40)
     others = ChatRequest.model_construct().model_dump().keys()
     assert shape.keys() == others
 

@@ -68,10 +68,20 @@ def test_field_is_refused_when_it_means_nothing(fields: dict[str, Any], param: s
 
 def test_scheduling_is_what_the_fields_say() -> None:
     body = CompletionRequest(
-        user="u", priority=-3, cache_salt="s", deadline_s=2.5, num_public_prefix_tokens=9
+        user="u",
+        priority=-3,
+        cache_salt="s",
+        deadline_s=2.5,
+        num_public_prefix_tokens=9,
+        target_itl_ms=40,
     )
     expected = SchedulingParams(
-        priority=-3, tenant="u", deadline_s=2.5, cache_salt="s", num_public_prefix_tokens=9
+        priority=-3,
+        tenant="u",
+        deadline_s=2.5,
+        cache_salt="s",
+        num_public_prefix_tokens=9,
+        target_itl_ms=40,
     )
     assert scheduling_params(body) == expected
     assert scheduling_params(CompletionRequest()) == SchedulingParams()

@@ -102,7 +102,14 @@ PARAMS = SamplingParams(
     pooling=PoolingParams(PoolingTask.SCORES, 3, raw=True, second_text_start=2),
 )
 SCHEDULING = SchedulingParams(
-    -3, "tenant", 2**60, "adapter", "salt", uses_prefix_cache=False, num_public_prefix_tokens=7
+    -3,
+    "tenant",
+    2**60,
+    "adapter",
+    "salt",
+    uses_prefix_cache=False,
+    num_public_prefix_tokens=7,
+    target_itl_ms=40,
 )
 
 # Of a request that no core has, these have their first value, or are set by `readmit`.

@@ -126,6 +126,65 @@ def test_unreachable_target_leaves_a_quarter_of_the_time_to_prompts() -> None:
         assert 1.02 < took_us / machine.alone_us(4) < 1.5
 
 
+@pytest.mark.parametrize("policy", ["priority", "deadline"])
+def test_step_keeps_the_shortest_target_when_requests_state_some(policy: str) -> None:
+    driver, machine = make_driver(queue_policy=policy), Machine(token_us=200)
+    for target_ms in (None, 60, 40):
+        decode(driver, machine, SchedulingParams(target_itl_ms=target_ms))
+    assert 0.7 < longest_chunk_ms(driver, machine) / 40 < 1.2
+
+
+def test_step_takes_its_usual_time_when_the_request_with_a_target_has_ended() -> None:
+    driver, machine = make_driver(queue_policy="priority"), Machine(token_us=200)
+    decode(driver, machine, SchedulingParams())
+    wanted = decode(driver, machine, SchedulingParams(target_itl_ms=40))
+    driver.core.abort(wanted.request_id)
+    assert longest_chunk_ms(driver, machine) > 0.8 * STEP_MS
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "fair"])
+def test_targets_of_requests_have_no_effect_when_the_policy_ignores_them(policy: str) -> None:
+    driver, machine = make_driver(queue_policy=policy), Machine(token_us=200)
+    decode(driver, machine, SchedulingParams(target_itl_ms=20))
+    assert longest_chunk_ms(driver, machine) > 0.8 * STEP_MS
+
+
+@pytest.mark.parametrize(("priority", "is_kept"), [(-1, False), (0, True), (1, True)])
+def test_target_counts_when_the_prompt_is_not_more_urgent(priority: int, is_kept: bool) -> None:
+    driver, machine = make_driver(queue_policy="priority"), Machine(token_us=200)
+    decode(driver, machine, SchedulingParams(target_itl_ms=40))
+    took_ms = longest_chunk_ms(driver, machine, SchedulingParams(priority=priority))
+    assert (took_ms < 1.2 * 40) is is_kept
+
+
+def test_first_chunk_ignores_the_target_when_the_waiting_prompt_is_more_urgent() -> None:
+    sizes = []
+    for priority in (-1, 0):
+        driver, machine = make_driver(queue_policy="priority"), Machine(token_us=200)
+        decode(driver, machine, SchedulingParams(target_itl_ms=40))
+        longest_chunk_ms(driver, machine)
+        driver.add(8000, max_tokens=1, scheduling=SchedulingParams(priority=priority))
+        plan, _ = execute(driver, machine)
+        sizes.append(StepLoad.of(plan).num_prompt_tokens)
+    assert sizes[0] > 2 * sizes[1]
+
+
+def decode(driver: CoreDriver, machine: Machine, scheduling: SchedulingParams) -> Request:
+    """A request that has had some tokens."""
+    request = driver.add(20, max_tokens=LONG, ignore_eos=True, scheduling=scheduling)
+    for _ in range(10):
+        execute(driver, machine)
+    return request
+
+
+def longest_chunk_ms(
+    driver: CoreDriver, machine: Machine, scheduling: SchedulingParams | None = None
+) -> float:
+    """Duration of the longest step of a long prompt, from the time at which rates are known."""
+    request = driver.add(8000, max_tokens=1, scheduling=scheduling or SchedulingParams())
+    return max(took_us for _, took_us in until_the_end(driver, machine, request)[20:-1]) / 1000
+
+
 def test_no_limit_without_a_time() -> None:
     driver, machine = make_driver(step_time_ms=0), Machine()
     decodes(driver, machine, 1)
@@ -206,3 +265,40 @@ def test_time_is_kept_and_no_prompt_starves_whatever_the_executor_does(
         assert request.is_finished
         machine = Machine(*(drift * us for us in (fixed_us, machine.decode_us, token_us, 0.0)))
     assert kept.count(False) <= 0.1 * len(kept)
+
+
+@settings(max_examples=40)
+@given(
+    policy=st.sampled_from(["priority", "deadline"]),
+    targets=st.lists(
+        st.tuples(st.integers(-1, 1), st.sampled_from([None, 1, 20, 60_000])),
+        min_size=1,
+        max_size=8,
+    ),
+    prompt=st.integers(-1, 1),
+    fixed_us=st.floats(300, 60_000),
+    token_part=st.floats(0.0003, 0.3),
+)
+def test_prompts_keep_a_quarter_of_the_time_whatever_targets_requests_state(
+    policy: str,
+    targets: list[tuple[int, int | None]],
+    prompt: int,
+    fixed_us: float,
+    token_part: float,
+) -> None:
+    machine = Machine(fixed_us, fixed_us / 50, fixed_us * token_part, 0.0)
+    driver = make_driver(queue_policy=policy)
+    for priority, target_ms in targets:
+        decode(driver, machine, SchedulingParams(priority=priority, target_itl_ms=target_ms))
+    request = driver.add(4000, max_tokens=1, scheduling=SchedulingParams(priority=prompt))
+    alone_us = machine.alone_us(len(targets))
+    counting = [ms for priority, ms in targets if ms is not None and priority <= prompt]
+    wanted_us = max(1000.0 * min([STEP_MS, *counting]), alone_us * 4 / 3)
+    for plan, took_us in until_the_end(driver, machine, request)[20:-1]:
+        size = StepLoad.of(plan)
+        prompt_us = took_us - machine.alone_us(size.num_decodes)
+        is_full = size.num_prompt_tokens + size.num_decodes == 2048
+        assert prompt_us > 0.2 * took_us or is_full
+        # The decodes of less urgent requests give way to a prompt.
+        if counting and size.num_decodes == len(targets) and size.num_prompt_tokens > BLOCK:
+            assert took_us < 1.25 * wanted_us
