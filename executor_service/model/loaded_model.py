@@ -40,7 +40,7 @@ class LoadedModel:
     """A model on its device that passed its trial.
 
     `kv_dtype`: dtype of keys and values in the pools. `kv_scales`: scales of each layer's stored
-    keys and values; empty if they are stored unscaled. `attention_modules` and `layers` are
+    keys and values; empty if they are stored unscaled. Those of 8-bit pools of a CPU are in slots. `attention_modules` and `layers` are
     parallel, in the order of the forward pass: the modules that attend, and the shape of the keys
     and values that each stores per token. Token ids are 0 .. `vocab_size` - 1. `max_model_len`:
     tokens. `layer_options`: attention options of each layer. `sliding_window`: most tokens, itself
@@ -116,8 +116,13 @@ class LoadedModel:
         return str(self.dtype).removeprefix("torch.")
 
     @property
+    def has_slot_scales(self) -> bool:
+        """Whether each token and head has a scale in the pools (KVScales)."""
+        return any(scales.in_slots for scales in self.kv_scales)
+
+    @property
     def kv_dtype_name(self) -> str:
-        """Name in the handshake: that of `dtype`, or "float8_e4m3fn"."""
+        """Name in the handshake: that of `dtype`, "int8" or "float8_e4m3fn"."""
         return str(self.kv_dtype).removeprefix("torch.")
 
 

@@ -25,6 +25,8 @@ from tests.kernels.problems import (
 pytestmark = pytest.mark.cases(12)
 
 DTYPES = (torch.float32, torch.bfloat16)
+# Of 8-bit pools with a scale per token and head; None for pools of the dtype of queries.
+CODES = (torch.int8, torch.float8_e4m3fn)
 BLOCK_SIZES = (1, 3, 4, 8, 16, 24, 32, 48, 64, 256)
 SHAPES = (
     Shape(1, 1, 32, 32, 1, ((0, 1),)),
@@ -112,6 +114,30 @@ def test_attention_equals_oracle(
     if options.sinks is not None:
         options = replace(options, sinks=options.sinks.to(dtype))
     assert_close(*attend_both(NativeAttention(library), shape, options, dtype))
+
+
+# Scales of float32 are whole elements of a head.
+_CODED_CASES = [
+    (shape, options)
+    for shape, options in CASES
+    if shape.key_dim % 4 == 0 and shape.value_dim % 4 == 0
+]
+
+
+@pytest.mark.cases(64)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize(("shape", "options"), _CODED_CASES)
+def test_attention_equals_oracle_when_pools_have_codes(
+    library: NativeLibrary,
+    shape: Shape,
+    options: AttentionOptions,
+    codes: torch.dtype,
+    dtype: torch.dtype,
+) -> None:
+    if options.sinks is not None:
+        options = replace(options, sinks=options.sinks.to(dtype))
+    assert_close(*attend_both(NativeAttention(library), shape, options, dtype, codes))
 
 
 @pytest.mark.cases(2)

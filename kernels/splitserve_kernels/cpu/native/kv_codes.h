@@ -1,0 +1,115 @@
+// Keys and values as 8-bit codes: those of one token and head are its scale times the codes.
+//
+// A code stands for an integer -127 .. 127 (Int8Codes), or for a float of 4 exponent and 3 mantissa
+// bits without infinities, "e4m3fn" (Float8Codes; Micikevicius 2022). float and Bf16 hold both
+// exactly. Every code stands for a finite number, and what is not finite gets a scale of NaN.
+#pragma once
+
+#include "elementwise.h"
+#include "transpose.h"
+
+namespace splitserve {
+
+// What the numbers of a pool are: those of the activations, or codes.
+enum KVFormat : int32_t { kPlainKV = 0, kInt8KV = 1, kFloat8KV = 2 };
+
+typedef uint8_t CodeBytes __attribute__((vector_size(kLanes)));
+
+// Below this, numbers count as 0: their scale might be too small to be divided by.
+constexpr float kLeastScaled = 1e-30f;
+
+inline Floats magnitude(Floats x) { return (Floats)((Words)x & 0x7fffffffu); }
+
+// Of numbers up to 2^22: to nearest, ties to even.
+inline Ints round_to_integers(Floats x) {
+  const Floats magic = splat(12582912.0f);  // 1.5 * 2^23
+  return (Ints)(x + magic) - (Ints)magic;
+}
+
+struct Int8Codes {
+  static constexpr float kLargest = 127.0f;
+
+  static Words encode(Floats x) { return (Words)round_to_integers(x) & 0xffu; }
+
+  SPLITSERVE_INLINE static Floats decode(Words codes) {
+    return __builtin_convertvector((Ints)(codes << 24) >> 24, Floats);
+  }
+};
+
+struct Float8Codes {
+  static constexpr float kLargest = 448.0f;
+
+  static Words encode(Floats x) {
+    const Words bits = (Words)magnitude(x), sign = (Words)x >> 24 & 0x80u;
+    const Words rounded = (bits + 0x7ffff + (bits >> 20 & 1)) >> 20;
+    const Words subnormal = (Words)round_to_integers(magnitude(x) * 512.0f);
+    const Words code = magnitude(x) < 0.015625f ? subnormal : rounded - kBias * 8;
+    return (code < kLargestCode ? code : splat_word(kLargestCode)) | sign;
+  }
+
+  SPLITSERVE_INLINE static Floats decode(Words codes) {
+    const Words code = codes & 0x7fu, sign = (codes & 0x80u) << 24;
+    const Floats subnormal = __builtin_convertvector((Ints)code, Floats) * (1.0f / 512);
+    const Words normal = (code << 20) + (kBias << 23);
+    return (Floats)((code < 8u ? (Words)subnormal : normal) | sign);
+  }
+
+ private:
+  static constexpr uint32_t kBias = 120, kLargestCode = 0x7e;
+};
+
+// One vector of words of T (transpose.h) from the codes of its numbers, in the same order.
+template <class T, class Codes>
+SPLITSERVE_INLINE Words widen_codes(const uint8_t* from) {
+  if constexpr (kPerWord<T> == 1) {
+#if defined(__AVX512F__)
+    return (Words)Codes::decode((Words)_mm512_cvtepu8_epi32(load_as<__m128i>(from)));
+#elif defined(__AVX2__)
+    return (Words)Codes::decode((Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+    return (Words)Codes::decode(__builtin_convertvector(load_as<CodeBytes>(from), Words));
+#endif
+  } else {
+    // A Bf16 is the upper half of a float, so this loads the pairs of codes.
+    const Words pairs = (Words)load(reinterpret_cast<const Bf16*>(from)) >> 16;
+    const Words first = (Words)Codes::decode(pairs & 0xffu), second = (Words)Codes::decode(pairs >> 8);
+    return first >> 16 | (second & 0xffff0000u);
+  }
+}
+
+// Words of which only the first `count` vectors' worth of codes, fewer than a vector has, exist.
+template <class T, class Codes>
+inline Words widen_some_codes(const uint8_t* from, int count) {
+  uint8_t buffer[kLanes * kPerWord<T>] = {};
+  memcpy(buffer, from, count);
+  return widen_codes<T, Codes>(buffer);
+}
+
+// The number of one code, in T.
+template <class T, class Codes>
+inline T widen_code(uint8_t code) {
+  T number[kLanes];
+  store(number, Codes::decode(splat_word(code)));
+  return number[0];
+}
+
+// Writes the codes of `size` numbers, where place(i) is the address of the i-th; returns the scale.
+template <class Codes, class T, class Place>
+inline float store_codes(const T* from, int size, Place place) {
+  Floats most{}, poison{};
+  for_vectors(size, [&](int i, int count) {
+    const Floats x = load_up_to(from + i, count);
+    most = max(most, magnitude(x));
+    poison += x * 0.0f;
+  });
+  const float largest_one = largest(most), nothing = sum(poison);
+  const bool is_usable = largest_one >= kLeastScaled && nothing == 0;
+  const float factor = is_usable ? Codes::kLargest / largest_one : 0.0f;
+  for_vectors(size, [&](int i, int count) {
+    const Words codes = Codes::encode(is_usable ? load_up_to(from + i, count) * factor : Floats{});
+    for (int j = 0; j < count; ++j) *place(i + j) = uint8_t(codes[j]);
+  });
+  return (is_usable ? largest_one / Codes::kLargest : 0.0f) + nothing;
+}
+
+}  // namespace splitserve
