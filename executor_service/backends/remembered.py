@@ -288,9 +288,7 @@ def _answer(loaded: LoadedModel, native: NativeModel) -> str:
     block_size = _NUM_TOKENS
     num_blocks = num_scratch_blocks(tokens, block_size)
     sizes = (block_size, num_blocks, 0)
-    cache = KVCache(
-        loaded.layers, *sizes, loaded.kv_dtype, loaded.device, scales=loaded.kv_scales
-    )
+    cache = KVCache(loaded.layers, *sizes, loaded.kv_dtype, loaded.device, scales=loaded.kv_scales)
 
     def forward(input_ids: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         index = torch.arange(len(input_ids))

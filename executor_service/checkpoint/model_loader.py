@@ -110,11 +110,11 @@ class ModelConfig:
     `model`: a checkpoint directory, or a model id of the Hugging Face hub. `device`: in the syntax
     of torch. `dtype`: "float32", "bfloat16", "float16", or "auto" for that of the checkpoint,
     except that a CPU computes float16 in a faster dtype. `kv_cache_dtype`: "int8", on CPUs only,
-    "fp8", or "auto" for that of the model. `max_model_len`: in tokens; None for all positions of the model.
-    `name`: shown to clients; None for that of the directory. `task`: a value of --task, "auto" for
-    what the files say. `keeps_packed`: quantised weights of linear layers stay in their files until
-    they are packed (`QuantizedLinear`). `rounding`: of the linear layers of a plain checkpoint, a
-    name of `ROUNDINGS`.
+    "fp8", or "auto" for that of the model. `max_model_len`: in tokens; None for all positions of
+    the model. `name`: shown to clients; None for that of the directory. `task`: a value of --task,
+    "auto" for what the files say. `keeps_packed`: quantised weights of linear layers stay in their
+    files until they are packed (`QuantizedLinear`). `rounding`: of the linear layers of a plain
+    checkpoint, a name of `ROUNDINGS`.
     """
 
     model: str

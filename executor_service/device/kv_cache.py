@@ -93,9 +93,9 @@ class KVCache:
         """Allocates both pools, zeroed; the host pool is pinned where the device is a GPU.
 
         `copy_blocks`: copies within the device pool; None for plain torch. `scales`: scales of the
-        stored numbers, per layer; empty for none. Where they are in slots, a block carries them, and
-        pools have SCALE_BYTES more elements per head, of 8 bits each. Logs a warning if the host pool cannot be pinned.
-        Raises OutOfMemory, with the numbers, if a pool does not fit.
+        stored numbers, per layer; empty for none. Where they are in slots, a block carries them,
+        and pools have SCALE_BYTES more elements per head, of 8 bits each. Logs a warning if the
+        host pool cannot be pinned. Raises OutOfMemory, with the numbers, if a pool does not fit.
         """
         self.block_size = block_size
         self.num_device_blocks = num_device_blocks

@@ -40,10 +40,10 @@ class LoadedModel:
     """A model on its device that passed its trial.
 
     `kv_dtype`: dtype of keys and values in the pools. `kv_scales`: scales of each layer's stored
-    keys and values; empty if they are stored unscaled. Those of 8-bit pools of a CPU are in slots. `attention_modules` and `layers` are
-    parallel, in the order of the forward pass: the modules that attend, and the shape of the keys
-    and values that each stores per token. Token ids are 0 .. `vocab_size` - 1. `max_model_len`:
-    tokens. `layer_options`: attention options of each layer. `sliding_window`: most tokens, itself
+    keys and values; empty if they are stored unscaled. Those of 8-bit pools of a CPU are in
+    slots. `attention_modules` and `layers` are parallel, in the order of the forward pass: the
+    modules that attend, and the shape of the keys and values that each stores per token. Token ids
+    are 0 .. `vocab_size` - 1. `max_model_len`: tokens. `layer_options`: attention options of each layer. `sliding_window`: most tokens, itself
     included, that a token of any layer attends to; None for no limit. `keeps_logits`: the model can
     compute logits of chosen tokens only. `weights_bytes`: bytes of all parameters and buffers, each
     counted once. `tokenizer_files`: files for clients, by name. `expected`: logits that a

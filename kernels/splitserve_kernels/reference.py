@@ -146,9 +146,11 @@ def _scaled_codes(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     limit = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
     largest = numbers.abs().amax(dim=2, keepdim=True)
     is_usable = largest.isfinite() & (largest >= _LEAST_SCALED)
-    scaled = torch.where(is_usable, numbers * (limit / largest), 0.0)
+    # Torch divides a number by a tensor less exactly.
+    scaled = torch.where(is_usable, numbers * (torch.full_like(largest, limit) / largest), 0.0)
     codes = (scaled.round() if dtype == torch.int8 else scaled.clamp(-limit, limit)).to(dtype)
-    scales = torch.where(is_usable, largest / limit, torch.where(largest.isfinite(), 0.0, torch.nan))
+    without = torch.where(largest.isfinite(), 0.0, torch.nan)
+    scales = torch.where(is_usable, largest / limit, without)
     return torch.cat([codes.view(torch.uint8), scales.view(torch.uint8)], dim=2)
 
 

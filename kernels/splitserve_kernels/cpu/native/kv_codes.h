@@ -20,10 +20,17 @@ constexpr float kLeastScaled = 1e-30f;
 
 inline Floats magnitude(Floats x) { return (Floats)((Words)x & 0x7fffffffu); }
 
-// Of numbers up to 2^22: to nearest, ties to even.
+// Of numbers up to 2^22: to nearest, ties to even. Not joined to a product before: a tie is one of
+// the rounded product.
 inline Ints round_to_integers(Floats x) {
+#if defined(__AVX512F__)
+  return (Ints)_mm512_cvtps_epi32((__m512)x);
+#elif defined(__AVX2__)
+  return (Ints)_mm256_cvtps_epi32((__m256)x);
+#else
   const Floats magic = splat(12582912.0f);  // 1.5 * 2^23
   return (Ints)(x + magic) - (Ints)magic;
+#endif
 }
 
 struct Int8Codes {
