@@ -134,8 +134,8 @@ def _numbers(stored: Tensor, scale: float, in_slots: bool) -> Tensor:
     """Returns the actual numbers of `stored` [C, G, D], or [C, G, D + 4] with scales in slots."""
     if not in_slots:
         return stored if scale == 1.0 else stored.float() * scale
-    codes, scales = stored.split([stored.shape[2] - SCALE_BYTES, SCALE_BYTES], dim=2)
-    return codes.float() * scales.contiguous().view(torch.float32)
+    scales = stored[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+    return stored[..., :-SCALE_BYTES].float() * scales
 
 
 def _scaled_codes(numbers: Tensor, dtype: torch.dtype) -> Tensor:
