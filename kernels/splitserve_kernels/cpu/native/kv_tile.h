@@ -138,9 +138,9 @@ class TileReader {
   // Makes `tile` ready; valid until the next one is. `fetcher` is called for each of its words.
   void load(Tile& tile, Fetcher* fetcher) {
     if (blocks_.format == kInt8KV) {
-      widen<Int8Codes>(tile);
+      widen<Int8Codes>(tile, fetcher);
     } else if (blocks_.format == kFloat8KV) {
-      widen<Float8Codes>(tile);
+      widen<Float8Codes>(tile, fetcher);
     } else {
       if (!blocks_.has_full_groups()) copy_keys(tile);
       if (!tile.has_values) copy_values(tile);
@@ -150,6 +150,8 @@ class TileReader {
 
  private:
   static constexpr int kPair = kPerWord<T>;
+  // Vectors of codes that are widened for each call of a fetcher.
+  static constexpr int kWordsPerFetch = 8;
 
   const T* key_block(const RowTokens& row, int index) const {
     return reinterpret_cast<const T*>(keys_ + row.table[index] * key_stride_);
@@ -292,7 +294,7 @@ class TileReader {
   }
 
   template <class Codes>
-  void widen(Tile& tile) {
+  void widen(Tile& tile, Fetcher* fetcher) {
     uint32_t* keys = copies_;
     uint32_t* values = copies_ + size_t(blocks_.key_words()) * kTile;
     const int num_read = std::min(kTile, tile.row.end - tile.start);
@@ -313,21 +315,22 @@ class TileReader {
              key_block + blocks_.scale_at(blocks_.key_dim, head, offset), size);
       memcpy(tile.value_scales + index,
              value_block + blocks_.scale_at(blocks_.value_dim, head, offset), size);
-      widen_keys<Codes>(key_block, head, offset, count, keys, index);
-      widen_values<Codes>(value_block, head, offset, count, values, index);
+      widen_keys<Codes>(key_block, head, offset, count, keys, index, fetcher);
+      widen_values<Codes>(value_block, head, offset, count, values, index, fetcher);
     });
   }
 
   // `index`: in the tile, of the token at `offset`; `to`: of the tile.
   template <class Codes>
   void widen_keys(const uint8_t* block, int head, int offset, int count, uint32_t* to,
-                  int index) const {
+                  int index, Fetcher* fetcher) const {
     const int num_words = blocks_.key_words(), end = offset + count;
     if (blocks_.has_full_groups()) {
       for (int first = offset - offset % kLanes; first < end; first += kLanes) {
         const uint8_t* from = block + blocks_.key_at(head, first);
         uint32_t* group = to + (index + first - offset) / kLanes * num_words * kLanes;
         for (int word = 0; word < num_words; ++word) {
+          if (word % kWordsPerFetch == 0) fetcher->fetch();
           store_as(group + word * kLanes,
                    widen_codes<T, Codes>(from + size_t(word) * kLanes * kPair));
         }
@@ -347,10 +350,11 @@ class TileReader {
   // Of a pair of which only one token may be read, the other one's codes are multiplied by 0.
   template <class Codes>
   void widen_values(const uint8_t* block, int head, int offset, int count, uint32_t* to,
-                    int index) const {
+                    int index, Fetcher* fetcher) const {
     const int dim = blocks_.value_dim, end = offset + count;
     if (blocks_.has_pairs()) {
       for (int first = offset - offset % kPair; first < end; first += kPair) {
+        fetcher->fetch();
         const uint8_t* from = block + blocks_.value_at(head, first);
         uint32_t* word = to + size_t(index + first - offset) / kPair * width_;
         for_vectors(dim, [&](int i, int some) {
