@@ -9,8 +9,9 @@
 // if they are Bf16. Where B is no multiple of what that needs, a group is the block, or a word has
 // no pair; then attention repacks.
 //
-// Codes of 8 bits (kv_codes.h) lie in the same order, one byte each; behind those of all heads are
-// their scales, [G][B] floats. So a block carries its scales wherever it is moved.
+// Codes of 8 bits (kv_codes.h) lie in the same order, one byte each, except that in a vector of words
+// the first numbers of all words come before the second ones. Behind those of all heads are their
+// scales, [G][B] floats. So a block carries its scales wherever it is moved.
 #pragma once
 
 #include "kv_codes.h"
@@ -101,13 +102,19 @@ struct KVBlocks {
   template <class Codes>
   void store_as_codes(uint8_t* keys, uint8_t* values, int kv_head, int offset, const T* key,
                       const T* value) const {
-    uint8_t *to_key = keys + key_at(kv_head, offset), *to_value = values + value_at(kv_head, offset);
-    const int key_step = group() * kPair, step = value_step();
+    const int step = has_pairs() ? kPair : 1, in_pair = offset % step;
+    const int lane = offset % group(), in_word = has_full_groups() ? kLanes : 1;
+    uint8_t* to_key = keys + key_at(kv_head, offset) - lane * kPair;
+    uint8_t* to_value = values + value_at(kv_head, offset) - in_pair;
+    const int lane_step = has_full_groups() ? 1 : kPair;
     const float scale_of_key = store_codes<Codes>(key, key_dim, [&](int i) {
-      return to_key + size_t(i / kPair) * key_step + i % kPair;
+      return to_key + size_t(i / kPair) * group() * kPair + i % kPair * in_word + lane * lane_step;
     });
-    const float scale_of_value =
-        store_codes<Codes>(value, value_dim, [&](int i) { return to_value + size_t(i) * step; });
+    const int num_whole = value_dim / kLanes * kLanes;
+    const float scale_of_value = store_codes<Codes>(value, value_dim, [&](int i) {
+      const int in_vector = i < num_whole ? i % kLanes : 0, first = i - in_vector;
+      return to_value + first * step + (i < num_whole ? in_pair * kLanes + in_vector : in_pair);
+    });
     store_as(keys + scale_at(key_dim, kv_head, offset), scale_of_key);
     store_as(values + scale_at(value_dim, kv_head, offset), scale_of_value);
   }

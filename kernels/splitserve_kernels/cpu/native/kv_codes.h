@@ -6,6 +6,7 @@
 #pragma once
 
 #include "elementwise.h"
+#include "int8_weights.h"
 #include "transpose.h"
 
 namespace splitserve {
@@ -33,18 +34,20 @@ inline Ints round_to_integers(Floats x) {
 #endif
 }
 
+// Decoded numbers are to be multiplied by kUnit.
 struct Int8Codes {
-  static constexpr float kLargest = 127.0f;
+  static constexpr float kLargest = 127.0f, kUnit = 1.0f;
 
   static Words encode(Floats x) { return (Words)round_to_integers(x) & 0xffu; }
 
-  SPLITSERVE_INLINE static Floats decode(Words codes) {
-    return __builtin_convertvector((Ints)(codes << 24) >> 24, Floats);
+  // kLanes consecutive codes.
+  SPLITSERVE_INLINE static Floats decode(const uint8_t* from) {
+    return (Floats)integers_as_floats(reinterpret_cast<const int8_t*>(from));
   }
 };
 
 struct Float8Codes {
-  static constexpr float kLargest = 448.0f;
+  static constexpr float kLargest = 448.0f, kUnit = 256.0f;
 
   static Words encode(Floats x) {
     const Words bits = (Words)magnitude(x), sign = (Words)x >> 24 & 0x80u;
@@ -54,49 +57,58 @@ struct Float8Codes {
     return (code < kLargestCode ? code : splat_word(kLargestCode)) | sign;
   }
 
-  SPLITSERVE_INLINE static Floats decode(Words codes) {
+  // As float16, which has one bit more of exponent and the other bias, and the same subnormals.
+  SPLITSERVE_INLINE static Floats decode(const uint8_t* from) {
+#if defined(__AVX512F__)
+    const __m256i codes = _mm256_cvtepi8_epi16(load_as<__m128i>(from));
+    const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(codes, 7), _mm256_set1_epi16(kHalf));
+    return (Floats)_mm512_cvtph_ps(halves);
+#elif defined(__AVX2__)
+    const __m128i codes = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)from));
+    const __m128i halves = _mm_and_si128(_mm_slli_epi16(codes, 7), _mm_set1_epi16(kHalf));
+    return (Floats)_mm256_cvtph_ps(halves);
+#else
+    const Words codes = __builtin_convertvector(load_as<CodeBytes>(from), Words);
     const Words code = codes & 0x7fu, sign = (codes & 0x80u) << 24;
-    const Floats subnormal = __builtin_convertvector((Ints)code, Floats) * (1.0f / 512);
-    const Words normal = (code << 20) + (kBias << 23);
+    const Floats subnormal = __builtin_convertvector((Ints)code, Floats) * (1.0f / 512 / kUnit);
+    const Words normal = (code << 20) + ((kBias - 8) << 23);
     return (Floats)((code < 8u ? (Words)subnormal : normal) | sign);
+#endif
   }
 
  private:
   static constexpr uint32_t kBias = 120, kLargestCode = 0x7e;
+  static constexpr int16_t kHalf = int16_t(0xbfff);  // all but the top bit of the exponent
 };
 
-// One vector of words of T (transpose.h) from the codes of its numbers, in the same order.
+// One vector of words of T (transpose.h) from codes: those of the first number of each word, then,
+// if a word has two, those of the second.
 template <class T, class Codes>
 SPLITSERVE_INLINE Words widen_codes(const uint8_t* from) {
+  const Words first = (Words)Codes::decode(from);
   if constexpr (kPerWord<T> == 1) {
-#if defined(__AVX512F__)
-    return (Words)Codes::decode((Words)_mm512_cvtepu8_epi32(load_as<__m128i>(from)));
-#elif defined(__AVX2__)
-    return (Words)Codes::decode((Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from)));
-#else
-    return (Words)Codes::decode(__builtin_convertvector(load_as<CodeBytes>(from), Words));
-#endif
+    return first;
   } else {
-    // A Bf16 is the upper half of a float, so this loads the pairs of codes.
-    const Words pairs = (Words)load(reinterpret_cast<const Bf16*>(from)) >> 16;
-    const Words first = (Words)Codes::decode(pairs & 0xffu), second = (Words)Codes::decode(pairs >> 8);
-    return first >> 16 | (second & 0xffff0000u);
+    return first >> 16 | ((Words)Codes::decode(from + kLanes) & 0xffff0000u);
   }
 }
 
-// Words of which only the first `count` vectors' worth of codes, fewer than a vector has, exist.
+// The first `count` < kLanes words, whose codes stand word by word.
 template <class T, class Codes>
 inline Words widen_some_codes(const uint8_t* from, int count) {
-  uint8_t buffer[kLanes * kPerWord<T>] = {};
-  memcpy(buffer, from, count);
-  return widen_codes<T, Codes>(buffer);
+  uint8_t codes[kLanes * kPerWord<T>] = {};
+  for (int i = 0; i < count * kPerWord<T>; ++i) {
+    codes[i % kPerWord<T> * kLanes + i / kPerWord<T>] = from[i];
+  }
+  return widen_codes<T, Codes>(codes);
 }
 
 // The number of one code, in T.
 template <class T, class Codes>
 inline T widen_code(uint8_t code) {
+  const uint8_t codes[kLanes] = {code};
   T number[kLanes];
-  store(number, Codes::decode(splat_word(code)));
+  store(number, Codes::decode(codes));
   return number[0];
 }
 

@@ -318,6 +318,9 @@ class TileReader {
       widen_keys<Codes>(key_block, head, offset, count, keys, index, fetcher);
       widen_values<Codes>(value_block, head, offset, count, values, index, fetcher);
     });
+    if (Codes::kUnit == 1) return;
+    for (int i = 0; i < kTile; ++i) tile.key_scales[i] *= Codes::kUnit;
+    for (int i = 0; i < kTile; ++i) tile.value_scales[i] *= Codes::kUnit;
   }
 
   // `index`: in the tile, of the token at `offset`; `to`: of the tile.
@@ -360,7 +363,7 @@ class TileReader {
         for_vectors(dim, [&](int i, int some) {
           store_as(word + i, some == kLanes
                                  ? widen_codes<T, Codes>(from + i * kPair)
-                                 : widen_some_codes<T, Codes>(from + i * kPair, some * kPair));
+                                 : widen_some_codes<T, Codes>(from + i * kPair, some));
         });
       }
       return;
