@@ -114,12 +114,14 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
     Option(
         "kv-cache-dtype",
         OptionKind.CHOICE,
-        "data type of the KV cache; fp8 holds twice the tokens of a 16-bit type, on GPUs only",
+        "data type of the KV cache; 8 bits hold about twice the tokens of a 16-bit type. CPUs "
+        "store a scale per token and head, GPUs use the checkpoint's; int8 is more exact than fp8, "
+        "and on CPUs only",
         _MODEL,
         _SERVE_EXECUTOR,
         "auto",
         default_text="auto: that of the activations",
-        choices=("auto", "fp8"),
+        choices=("auto", "int8", "fp8"),
     ),
     Option(
         "deterministic",

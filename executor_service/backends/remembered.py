@@ -45,7 +45,7 @@ from executor_service.steps import DefaultSampling, TokenizerFile
 from executor_service.trials import trial_failures
 from splitserve_kernels.cpu import DTYPES, load_library
 from splitserve_kernels.cpu.build import BuildFailed
-from splitserve_kernels.paged_batch import AttentionOptions, PagedBatch
+from splitserve_kernels.paged_batch import SLOT_SCALES, AttentionOptions, PagedBatch
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ _NUM_POSITIONS = 4096
 # Pages of compared weights are released when there are so many.
 _RELEASED_BYTES = 64 * 2**20
 _DTYPES = {str(dtype): dtype for dtype in DTYPES}
+_KV_DTYPES = _DTYPES | {str(dtype): dtype for dtype in (torch.int8, torch.float8_e4m3fn)}
 _TEXTS = ("name", "architecture", "digest")
 _NUMBERS = ("vocab_size", "max_model_len", "sliding_window", "keeps_logits", "weights_bytes")
 
@@ -150,7 +151,7 @@ def _described(checkpoint: Checkpoint, loaded: LoadedModel) -> dict[str, Any] | 
 
     The decoder takes the model apart later.
     """
-    if why_not_native(loaded) is not None or loaded.vectors is not None or loaded.kv_scales:
+    if why_not_native(loaded) is not None or loaded.vectors is not None:
         return None
     model: Any = loaded.model
     rotary = model.model.rotary_emb
@@ -169,6 +170,8 @@ def _described(checkpoint: Checkpoint, loaded: LoadedModel) -> dict[str, Any] | 
     return {
         **{name: getattr(loaded, name) for name in (*_TEXTS, *_NUMBERS)},
         "dtype": str(loaded.dtype),
+        "kv_dtype": str(loaded.kv_dtype),
+        "has_slot_scales": loaded.has_slot_scales,
         "eos_token_ids": loaded.eos_token_ids,
         "layers": [dataclasses.astuple(layer) for layer in loaded.layers],
         "attention": [(each.scale, each.sliding_window) for each in loaded.layer_options],
@@ -193,6 +196,7 @@ def _described(checkpoint: Checkpoint, loaded: LoadedModel) -> dict[str, Any] | 
 def _loaded_from(checkpoint: Checkpoint, facts: Mapping[str, Any]) -> LoadedModel:
     """Returns the model that `facts` describe, with the tensors of the checkpoint's files."""
     dtype = _DTYPES[facts["dtype"]]
+    layers = tuple(LayerShape(*layer) for layer in facts["layers"])
     stored = lazy_plain_weights(checkpoint.weight_files)
     tensors = {name: stored[name][:].to(dtype) for name in facts["tensors"]}
     rotary = PlainRotary(torch.tensor(facts["frequencies"]), facts["scaling"])
@@ -205,10 +209,11 @@ def _loaded_from(checkpoint: Checkpoint, facts: Mapping[str, Any]) -> LoadedMode
     return LoadedModel(
         model=model,
         dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=_KV_DTYPES[facts["kv_dtype"]],
+        kv_scales=(SLOT_SCALES,) * len(layers) if facts["has_slot_scales"] else (),
         device=torch.device("cpu"),
         attention_modules=(),
-        layers=tuple(LayerShape(*layer) for layer in facts["layers"]),
+        layers=layers,
         layer_options=tuple(AttentionOptions(*each) for each in facts["attention"]),
         eos_token_ids=tuple(facts["eos_token_ids"]),
         tokenizer_files=texts | files,
@@ -282,7 +287,8 @@ def _answer(loaded: LoadedModel, native: NativeModel) -> str:
     tokens = (numbers % loaded.vocab_size).view(_NUM_SEQUENCES, _NUM_TOKENS)
     block_size = _NUM_TOKENS
     num_blocks = num_scratch_blocks(tokens, block_size)
-    cache = KVCache(loaded.layers, block_size, num_blocks, 0, loaded.dtype, loaded.device)
+    sizes = (block_size, num_blocks, 0)
+    cache = KVCache(loaded.layers, *sizes, loaded.kv_dtype, loaded.device, scales=loaded.kv_scales)
 
     def forward(input_ids: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         index = torch.arange(len(input_ids))

@@ -60,7 +60,7 @@ def read_kv_scales(
         )
         return ()
     scales = tuple(
-        KVScales(*(_one(found, number, what) for what in (_KEY, _VALUE)))
+        KVScales(_one(found, number, _KEY), _one(found, number, _VALUE))
         for number in _layer_numbers(model, attention_modules)
     )
     keys, values = ([each.key for each in scales], [each.value for each in scales])

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from executor_service.adapters import aligned_targets
 from executor_service.checkpoint.audio_input import read_audio_info
@@ -59,6 +59,7 @@ from executor_service.checkpoint.vector_model import (
 )
 from executor_service.checkpoint.weight_names import check_weight_names
 from executor_service.device import (
+    LayerShape,
     available_host_bytes,
     format_bytes,
     is_out_of_memory,
@@ -88,14 +89,18 @@ from executor_service.quantization import ROUNDINGS, LazyTensor
 from executor_service.steps import ModelVectors
 from executor_service.trials import try_model
 from splitserve_kernels.packed_weight import StoredWeight
-from splitserve_kernels.paged_batch import KVScales
+from splitserve_kernels.paged_batch import SLOT_SCALES, KVScales
 
 _log = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Float16 weights become float32 if these take at most this share of the free memory.
 _FLOAT32_MEMORY_RATIO = 0.6
-_KV_DTYPES = {"fp8": torch.float8_e4m3fn}
+_KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+# Values of kv_cache_dtype by the type of device; all others serve "auto" alone.
+_ALLOWED_KV_DTYPES = {"cpu": ("auto", "int8", "fp8"), "cuda": ("auto", "fp8")}
+# Sizes of heads before a scale, a float32 that torch reads in place.
+_SCALED_HEAD_MULTIPLE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +109,12 @@ class ModelConfig:
 
     `model`: a checkpoint directory, or a model id of the Hugging Face hub. `device`: in the syntax
     of torch. `dtype`: "float32", "bfloat16", "float16", or "auto" for that of the checkpoint,
-    except that a CPU computes float16 in a faster dtype. `kv_cache_dtype`: "fp8", on GPUs only, or
-    "auto" for that of the model. `max_model_len`: in tokens; None for all positions of the model.
-    `name`: shown to clients; None for that of the directory. `task`: a value of --task, "auto" for
-    what the files say. `keeps_packed`: quantised weights of linear layers stay in their files until
-    they are packed (`QuantizedLinear`). `rounding`: of the linear layers of a plain checkpoint, a
-    name of `ROUNDINGS`.
+    except that a CPU computes float16 in a faster dtype. `kv_cache_dtype`: "int8", on CPUs only,
+    "fp8", or "auto" for that of the model. `max_model_len`: in tokens; None for all positions of
+    the model. `name`: shown to clients; None for that of the directory. `task`: a value of --task,
+    "auto" for what the files say. `keeps_packed`: quantised weights of linear layers stay in their
+    files until they are packed (`QuantizedLinear`). `rounding`: of the linear layers of a plain
+    checkpoint, a name of `ROUNDINGS`.
     """
 
     model: str
@@ -162,7 +167,10 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     release_freed_memory()
     kv_dtype = _KV_DTYPES.get(model_config.kv_cache_dtype, model.dtype)
     kv_scales: tuple[KVScales, ...] = ()
-    if kv_dtype.itemsize == 1:
+    if kv_dtype.itemsize == 1 and model.device.type == "cpu":
+        _check_scaled_slots(model, profile.layers, model_config.kv_cache_dtype)
+        kv_scales = (SLOT_SCALES,) * len(profile.layers)
+    elif kv_dtype.itemsize == 1:
         kv_scales = read_kv_scales(checkpoint.weight_files, model, profile.modules)
     vocab_size = _vocab_size(model, text_config)
     generation_config = GenerationConfig()
@@ -277,11 +285,26 @@ def _load_uncached(
 
 def _check_kv_cache_dtype(model_config: ModelConfig) -> None:
     name, device = model_config.kv_cache_dtype, torch.device(model_config.device)
-    allowed = ["auto"] if device.type == "cpu" else ["auto", *_KV_DTYPES]
+    allowed = _ALLOWED_KV_DTYPES.get(device.type, ("auto",))
     if name not in allowed:
         raise ModelUnsupported(
             f"kv_cache_dtype {name}: not for {device.type}; allowed: {', '.join(allowed)}"
         )
+
+
+def _check_scaled_slots(model: nn.Module, layers: Sequence[LayerShape], name: str) -> None:
+    """Raises ModelUnsupported if keys and values cannot be stored in 8 bits with their scales."""
+    if isinstance(model, EncoderDecoder):
+        raise ModelUnsupported(
+            f"kv_cache_dtype {name}: not for models with an encoder; allowed: auto"
+        )
+    for layer in layers:
+        dims = (layer.key_dim, layer.value_dim)
+        if any(dim % _SCALED_HEAD_MULTIPLE for dim in dims):
+            raise ModelUnsupported(
+                f"kv_cache_dtype {name}: key and value heads of sizes {dims[0]} and {dims[1]};"
+                f" allowed: multiples of {_SCALED_HEAD_MULTIPLE}, or kv_cache_dtype auto"
+            )
 
 
 def _silence_transformers() -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 from executor_service.device.streams import DeviceStreams, Timer
 from executor_service.errors import OutOfMemory
 from executor_service.steps import BlockMoves, Int32Array, StepInput
-from splitserve_kernels.paged_batch import UNIT_SCALES, KVScales
+from splitserve_kernels.paged_batch import SCALE_BYTES, UNIT_SCALES, KVScales
 
 Bytes = npt.NDArray[np.uint8]
 # Pins memory until it is freed. Raises RuntimeError if that fails.
@@ -57,9 +57,23 @@ class LayerShape:
         return self.num_kv_heads * (self.key_dim + self.value_dim)
 
 
-def block_bytes(layers: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Returns the bytes of one block: keys and values of `block_size` tokens in all `layers`."""
-    return block_size * dtype.itemsize * sum(layer.elements_per_token for layer in layers)
+def block_bytes(
+    layers: Sequence[LayerShape],
+    block_size: int,
+    dtype: torch.dtype,
+    scales: Sequence[KVScales] = (),
+) -> int:
+    """Returns the bytes of one block: keys and values of `block_size` tokens in all `layers`.
+
+    `scales`: as in KVCache; those in slots take memory.
+    """
+    num_elements = sum(layer.elements_per_token for layer in layers)
+    num_scales = sum(
+        2 * layer.num_kv_heads
+        for layer, each in zip(layers, scales or [UNIT_SCALES] * len(layers), strict=True)
+        if each.in_slots
+    )
+    return block_size * (num_elements * dtype.itemsize + num_scales * SCALE_BYTES)
 
 
 class KVCache:
@@ -79,13 +93,14 @@ class KVCache:
         """Allocates both pools, zeroed; the host pool is pinned where the device is a GPU.
 
         `copy_blocks`: copies within the device pool; None for plain torch. `scales`: scales of the
-        stored numbers, per layer; empty for none. Logs a warning if the host pool cannot be pinned.
-        Raises OutOfMemory, with the numbers, if a pool does not fit.
+        stored numbers, per layer; empty for none. Where they are in slots, a block carries them,
+        and pools have SCALE_BYTES more elements per head, of 8 bits each. Logs a warning if the
+        host pool cannot be pinned. Raises OutOfMemory, with the numbers, if a pool does not fit.
         """
         self.block_size = block_size
         self.num_device_blocks = num_device_blocks
         self.num_host_blocks = num_host_blocks
-        self.block_bytes = block_bytes(layers, block_size, dtype)
+        self.block_bytes = block_bytes(layers, block_size, dtype, scales)
         self.dtype = dtype
         self.scales = tuple(scales) or (UNIT_SCALES,) * len(layers)
         self._copy_blocks = copy_blocks or copy_in_torch
@@ -94,7 +109,9 @@ class KVCache:
             "host", num_host_blocks, partial(host_memory, pin=pin_for(device))
         )
         self._device_pool, self._host_pool = _as_words(pool), _as_words(host_pool)
-        self.key_pools, self.value_pools = _layer_views(pool.view(dtype), layers, block_size)
+        self.key_pools, self.value_pools = _layer_views(
+            pool.view(dtype), layers, block_size, self.scales
+        )
 
     @property
     def device(self) -> torch.device:
@@ -164,14 +181,18 @@ def _move(source: Tensor, destination: Tensor, moves: BlockMoves) -> None:
 
 
 def _layer_views(
-    pool: Tensor, layers: Sequence[LayerShape], block_size: int
+    pool: Tensor, layers: Sequence[LayerShape], block_size: int, scales: Sequence[KVScales]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns views of `pool`: per layer the keys [N, B, G, D] and the values [N, B, G, E]."""
+    """Returns views of `pool`: per layer the keys [N, B, G, D] and the values [N, B, G, E].
+
+    Scales in slots make heads longer.
+    """
     keys: list[Tensor] = []
     values: list[Tensor] = []
     start = 0
-    for layer in layers:
-        for views, head_dim in ((keys, layer.key_dim), (values, layer.value_dim)):
+    for layer, of_layer in zip(layers, scales, strict=True):
+        more = SCALE_BYTES if of_layer.in_slots else 0
+        for views, head_dim in ((keys, layer.key_dim + more), (values, layer.value_dim + more)):
             shape = (pool.shape[0], block_size, layer.num_kv_heads, head_dim)
             size = block_size * layer.num_kv_heads * head_dim
             views.append(pool.narrow(1, start, size).view(shape))

@@ -40,21 +40,21 @@ class LoadedModel:
     """A model on its device that passed its trial.
 
     `kv_dtype`: dtype of keys and values in the pools. `kv_scales`: scales of each layer's stored
-    keys and values; empty if they are stored unscaled. `attention_modules` and `layers` are
-    parallel, in the order of the forward pass: the modules that attend, and the shape of the keys
-    and values that each stores per token. Token ids are 0 .. `vocab_size` - 1. `max_model_len`:
-    tokens. `layer_options`: attention options of each layer. `sliding_window`: most tokens, itself
-    included, that a token of any layer attends to; None for no limit. `keeps_logits`: the model can
-    compute logits of chosen tokens only. `weights_bytes`: bytes of all parameters and buffers, each
-    counted once. `tokenizer_files`: files for clients, by name. `expected`: logits that a
-    replacement of the model must reproduce; None once the choice of a replacement is final.
-    `default_sampling`: recommendation of the model's authors. `quantization`: format in which the
-    checkpoint has its weights quantised; None for plain ones. `adapter_targets`: layers that an
-    adapter may change, by name. `adapter_limits`: of loaded adapters; None if none are served, or
-    without limits. `decoder_token_ids`: with which the decoder of an encoder-decoder model begins;
-    empty for other models. `base_tensor`: reads the checkpoint. `vectors`: what the model returns
-    in place of tokens; None for a model that returns tokens. `vector_parts`: present with
-    `vectors`.
+    keys and values; empty if they are stored unscaled. Those of 8-bit pools of a CPU are in slots.
+    `attention_modules` and `layers` are parallel, in the order of the forward pass: the modules
+    that attend, and the shape of the keys and values that each stores per token. Token ids are 0 ..
+    `vocab_size` - 1. `max_model_len`: tokens. `layer_options`: attention options of each layer.
+    `sliding_window`: most tokens, itself included, that a token of any layer attends to; None for
+    no limit. `keeps_logits`: the model can compute logits of chosen tokens only. `weights_bytes`:
+    bytes of all parameters and buffers, each counted once. `tokenizer_files`: files for clients, by
+    name. `expected`: logits that a replacement of the model must reproduce; None once the choice of
+    a replacement is final. `default_sampling`: recommendation of the model's authors.
+    `quantization`: format in which the checkpoint has its weights quantised; None for plain ones.
+    `adapter_targets`: layers that an adapter may change, by name. `adapter_limits`: of loaded
+    adapters; None if none are served, or without limits. `decoder_token_ids`: with which the
+    decoder of an encoder-decoder model begins; empty for other models. `base_tensor`: reads the
+    checkpoint. `vectors`: what the model returns in place of tokens; None for a model that returns
+    tokens. `vector_parts`: present with `vectors`.
     """
 
     model: nn.Module
@@ -116,8 +116,13 @@ class LoadedModel:
         return str(self.dtype).removeprefix("torch.")
 
     @property
+    def has_slot_scales(self) -> bool:
+        """Whether each token and head has a scale in the pools (KVScales)."""
+        return any(scales.in_slots for scales in self.kv_scales)
+
+    @property
     def kv_dtype_name(self) -> str:
-        """Name in the handshake: that of `dtype`, or "float8_e4m3fn"."""
+        """Name in the handshake: that of `dtype`, "int8" or "float8_e4m3fn"."""
         return str(self.kv_dtype).removeprefix("torch.")
 
 

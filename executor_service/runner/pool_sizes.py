@@ -41,6 +41,7 @@ from executor_service.steps import (
     StepInput,
     execute_step,
 )
+from splitserve_kernels.paged_batch import SLOT_SCALES, UNIT_SCALES, KVScales
 
 _log = logging.getLogger(__name__)
 
@@ -95,9 +96,19 @@ class _RunnerFactory:
         return (*self.loaded.layers, *self.cache_config.more_layers)
 
     @property
+    def scales(self) -> tuple[KVScales, ...]:
+        """Scales of `layers`; those of a draft model are in slots where the model's are, else 1."""
+        if not self.loaded.kv_scales:
+            return ()
+        of_draft = SLOT_SCALES if self.loaded.has_slot_scales else UNIT_SCALES
+        return (*self.loaded.kv_scales, *(of_draft for _ in self.cache_config.more_layers))
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
-        return block_bytes(self.layers, self.cache_config.block_size, self.loaded.kv_dtype)
+        return block_bytes(
+            self.layers, self.cache_config.block_size, self.loaded.kv_dtype, self.scales
+        )
 
     def cache(self, num_device_blocks: int, num_host_blocks: int) -> KVCache:
         """Allocates the pools. Raises OutOfMemory."""
@@ -109,7 +120,7 @@ class _RunnerFactory:
             dtype=self.loaded.kv_dtype,
             device=self.loaded.device,
             copy_blocks=self.cache_config.copy_blocks,
-            scales=self.loaded.kv_scales,
+            scales=self.scales,
         )
 
     def runner(self, cache: KVCache) -> ModelRunner:

@@ -42,6 +42,9 @@ from splitserve_options import BUNDLED_MODEL
 
 BUNDLED_DRAFT_DIRECTORY = Path(__file__).parents[1] / "bundled_draft"
 
+# Values of kv_cache_dtype by `LoadedModel.kv_dtype_name`; others are "auto".
+_KV_CACHE_DTYPES = {"int8": "int8", "float8_e4m3fn": "fp8"}
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
@@ -97,6 +100,7 @@ def load_draft(
         device=str(target.device),
         # The draft's keys and values lie in the same blocks.
         dtype=target.dtype_name,
+        kv_cache_dtype=_KV_CACHE_DTYPES.get(target.kv_dtype_name, "auto"),
         name=model,
         task="generate",
     )
@@ -284,6 +288,12 @@ def _check_head(name: str, config: HeadConfig, target: LoadedModel) -> None:
     if config.vocab_size != target.vocab_size:
         raise _unfit(
             name, f"it has {config.vocab_size} tokens, {target.name} has {target.vocab_size}"
+        )
+    if target.has_slot_scales:
+        raise _unfit(
+            name,
+            "it stores hidden states in KV blocks, which a kv_cache_dtype of"
+            f" {target.kv_dtype_name} rounds; allowed: kv_cache_dtype auto",
         )
     if target.sliding_window is not None and target.sliding_window < _LEAST_WINDOW:
         raise _unfit(name, f"{target.name} keeps the blocks of only {target.sliding_window} tokens")

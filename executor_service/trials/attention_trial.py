@@ -19,6 +19,7 @@ from executor_service.trials.trial import Trial, trial_failures
 from splitserve_kernels import reference
 from splitserve_kernels.gpu.launch import LayerPools, RotaryTables
 from splitserve_kernels.paged_batch import (
+    SLOT_SCALES,
     UNIT_SCALES,
     AttentionBackend,
     KVScales,
@@ -59,6 +60,7 @@ def try_backend(
             loaded.device,
             loaded.kv_dtype,
             rounds_queries=rounds_queries,
+            has_slot_scales=loaded.has_slot_scales,
         )
 
 
@@ -72,15 +74,17 @@ def try_layer(
     kv_dtype: torch.dtype | None = None,
     *,
     rounds_queries: bool = False,
+    has_slot_scales: bool = False,
 ) -> None:
     """Compares outputs with the reference's, as `try_backend` does, for layers of one kind.
 
-    `dtype`: of queries. `kv_dtype`: dtype of the pools, None for `dtype`.
+    `dtype`: of queries. `kv_dtype`: dtype of the pools, None for `dtype`. `has_slot_scales`:
+    8-bit pools have their scales in slots.
     """
     error_of = _error_of_rounding if rounds_queries else _error
     allowed = _ROUNDED_TOLERANCE if rounds_queries else _TOLERANCES[dtype]
     with trial_failures():
-        oracle, tried = _pools(kind.layer, block_size, kv_dtype or dtype, device)
+        oracle, tried = _pools(kind.layer, block_size, kv_dtype or dtype, device, has_slot_scales)
         Trial(
             reference=lambda case: _attended(reference, oracle, kind, case),
             candidate=lambda case: _attended(backend, tried, kind, case),
@@ -95,11 +99,17 @@ def try_layer(
 
 
 def _pools(
-    layer: LayerShape, block_size: int, kv_dtype: torch.dtype, device: torch.device
+    layer: LayerShape,
+    block_size: int,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    has_slot_scales: bool,
 ) -> tuple[KVCache, KVCache]:
     """Returns the pools of the reference and those of the backend."""
     num_blocks = _block_tables(block_size).numel()
-    scales = (_FLOAT8_SCALES,) if kv_dtype.itemsize == 1 else ()
+    scales: tuple[KVScales, ...] = ()
+    if kv_dtype.itemsize == 1:
+        scales = (SLOT_SCALES if has_slot_scales else _FLOAT8_SCALES,)
     oracle, tried = (
         KVCache([layer], block_size, num_blocks, 0, kv_dtype, device, scales=scales)
         for _ in range(2)

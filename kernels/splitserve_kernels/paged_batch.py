@@ -69,13 +69,21 @@ class AttentionOptions:
 
 @dataclass(frozen=True, slots=True)
 class KVScales:
-    """Factors that convert stored numbers of keys and of values to actual ones."""
+    """Factors that convert stored numbers of keys and of values to actual ones.
+
+    `in_slots`: `key` and `value` are 1, and each token and head has a scale of its own in the
+    pools, which then have SCALE_BYTES more per head: [N, B, G, D + 4] and [N, B, G, E + 4].
+    """
 
     key: float = 1.0
     value: float = 1.0
+    in_slots: bool = False
 
 
 UNIT_SCALES = KVScales()
+SLOT_SCALES = KVScales(in_slots=True)
+# Bytes of a scale, a float32, in a slot.
+SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from splitserve_kernels.paged_batch import (
+    SCALE_BYTES,
     UNIT_SCALES,
     AttentionOptions,
     KVScales,
@@ -23,6 +24,8 @@ from splitserve_kernels.paged_batch import (
 _SCORES_AT_A_TIME = 2**24
 # Smallest piece of a row: smaller ones cost more than the scores that they save.
 _MIN_WINDOW_PIECE = 64
+# Smaller numbers count as 0 where each token and head has its scale.
+_LEAST_SCALED = 1e-30
 
 
 def write_kv(
@@ -37,12 +40,17 @@ def write_kv(
 
     `key`: [T, G, D], `value`: [T, G, E]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E],
     written in place; the blocks of a pool need not be contiguous (stride(0) is free). Stores number
-    / scale, clamped to the range of the dtype for a float8 pool.
+    / scale, clamped to the range of the dtype for a float8 pool. With scales in slots, int8 and
+    float8 pools store the numbers of a token and head rounded to codes, and then their scale: the
+    largest magnitude over the largest code; NaN if a number is not finite.
     """
     block_size = key_pool.shape[1]
     blocks = batch.slot_mapping // block_size
     offsets = batch.slot_mapping % block_size
     for pool, numbers, scale in ((key_pool, key, scales.key), (value_pool, value, scales.value)):
+        if scales.in_slots:
+            _indexable(pool)[blocks, offsets] = _scaled_codes(numbers.float(), pool.dtype)
+            continue
         if scale != 1.0:
             numbers = numbers.float() * (1.0 / scale)
         if pool.dtype.itemsize == 1:
@@ -67,7 +75,8 @@ def paged_attention(
     sliding window of its first input token: their content (even NaN) has no effect, and table
     entries wholly behind the window may have any value.
     """
-    output = query.new_empty(query.shape[0], query.shape[1], value_pool.shape[3])
+    value_dim = value_pool.shape[3] - (SCALE_BYTES if scales.in_slots else 0)
+    output = query.new_empty(query.shape[0], query.shape[1], value_dim)
     window = options.sliding_window
     query_starts = batch.query_starts.tolist()
     for row, num_computed in enumerate(batch.num_computed_tokens.tolist()):
@@ -77,7 +86,7 @@ def paged_attention(
         table, row_end = batch.block_tables[row], num_computed + end - start
         row_first = _first_in_sight(num_computed, window)
         key, value = (
-            _gather(pool, table, row_first, row_end, scale)
+            _numbers(_gather(pool, table, row_first, row_end), scale, scales.in_slots)
             for pool, scale in ((key_pool, scales.key), (value_pool, scales.value))
         )
         step = _piece_size(query.shape[1], row_end - row_first, window)
@@ -108,8 +117,8 @@ def _piece_size(num_heads: int, num_tokens: int, window: int | None) -> int:
     return size if window is None else min(size, max(window, _MIN_WINDOW_PIECE))
 
 
-def _gather(pool: Tensor, table: Tensor, first: int, end: int, scale: float) -> Tensor:
-    """Returns the tokens of a row at positions `first` .. `end` - 1, times `scale`: [C, G, D].
+def _gather(pool: Tensor, table: Tensor, first: int, end: int) -> Tensor:
+    """Returns what is stored for positions `first` .. `end` - 1 of a row: [C, G, D].
 
     `pool`: [N, B, G, D].
     """
@@ -118,12 +127,35 @@ def _gather(pool: Tensor, table: Tensor, first: int, end: int, scale: float) -> 
     blocks = table[first_block : -(-end // block_size)].to(torch.int64)
     skipped = first_block * block_size
     gathered = _indexable(pool)[blocks].flatten(0, 1)[first - skipped : end - skipped]
-    gathered = gathered.view(pool.dtype)
-    return gathered if scale == 1.0 else gathered.float() * scale
+    return gathered.view(pool.dtype)
+
+
+def _numbers(stored: Tensor, scale: float, in_slots: bool) -> Tensor:
+    """Returns the actual numbers of `stored` [C, G, D], or [C, G, D + 4] with scales in slots."""
+    if not in_slots:
+        return stored if scale == 1.0 else stored.float() * scale
+    scales = stored[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+    return stored[..., :-SCALE_BYTES].float() * scales
+
+
+def _scaled_codes(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rounds `numbers` [T, G, D], float32, to codes. Returns bytes, uint8 [T, G, D + 4].
+
+    Behind the codes of a head, of `dtype`, is the scale that they have in common.
+    """
+    limit = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
+    largest = numbers.abs().amax(dim=2, keepdim=True)
+    is_usable = largest.isfinite() & (largest >= _LEAST_SCALED)
+    # Torch divides a number by a tensor less exactly.
+    scaled = torch.where(is_usable, numbers * (torch.full_like(largest, limit) / largest), 0.0)
+    codes = (scaled.round() if dtype == torch.int8 else scaled.clamp(-limit, limit)).to(dtype)
+    without = torch.where(largest.isfinite(), 0.0, torch.nan)
+    scales = torch.where(is_usable, largest / limit, without)
+    return torch.cat([codes.view(torch.uint8), scales.view(torch.uint8)], dim=2)
 
 
 def _indexable(numbers: Tensor) -> Tensor:
-    """Returns `numbers`, or their bits as uint8 for float8, which cannot be indexed."""
+    """Returns `numbers`, or their bits as uint8 for 8-bit ones: float8 cannot be indexed."""
     return numbers.view(torch.uint8) if numbers.dtype.itemsize == 1 else numbers
 
 

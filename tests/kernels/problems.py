@@ -14,8 +14,12 @@ from torch import Tensor
 
 from splitserve_kernels import reference
 from splitserve_kernels.paged_batch import (
+    SCALE_BYTES,
+    SLOT_SCALES,
+    UNIT_SCALES,
     AttentionBackend,
     AttentionOptions,
+    KVScales,
     PagedBatch,
     build_paged_batch,
 )
@@ -55,17 +59,23 @@ class Shape:
         return sum(new for _, new in self.rows)
 
 
-def make_pools(shape: Shape, num_blocks: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def make_pools(
+    shape: Shape, num_blocks: int, dtype: torch.dtype, scales: KVScales = UNIT_SCALES
+) -> tuple[Tensor, Tensor]:
     """[N, B, G, D] and [N, B, G, E], NaN; views of one tensor, as in the KV cache.
 
-    Before, between and behind keys and values there are other layers.
+    Before, between and behind keys and values there are other layers. With scales in slots, heads
+    have room for them, and the scales are NaN.
     """
-    tokens = shape.block_size * shape.num_kv_heads
-    sizes = [16, tokens * shape.key_dim, 48, tokens * shape.value_dim, 16]
-    pool = torch.full((num_blocks, sum(sizes)), torch.nan).to(dtype)
-    _, key, _, value, _ = torch.split(pool, sizes, dim=1)
+    tokens, more = shape.block_size * shape.num_kv_heads, SCALE_BYTES if scales.in_slots else 0
+    dims = shape.key_dim + more, shape.value_dim + more
+    sizes = [16, tokens * dims[0], 48, tokens * dims[1], 16]
+    pool = torch.full((num_blocks, sum(sizes)), torch.nan)
+    if scales.in_slots:
+        pool = torch.full((num_blocks, sum(sizes)), 0xFF, dtype=torch.uint8).view(dtype)
+    _, key, _, value, _ = torch.split(pool.to(dtype), sizes, dim=1)
     heads = (num_blocks, shape.block_size, shape.num_kv_heads)
-    return key.view(*heads, shape.key_dim), value.view(*heads, shape.value_dim)
+    return key.view(*heads, dims[0]), value.view(*heads, dims[1])
 
 
 def make_tables(lengths: Sequence[int], block_size: int, seed: int) -> tuple[Tensor, int]:
@@ -208,16 +218,21 @@ class UnwrittenProblem:
     new: Tokens
     batch: PagedBatch
 
-    def attend(self, backend: AttentionBackend, dtype: torch.dtype) -> Tensor:
+    def attend(
+        self, backend: AttentionBackend, dtype: torch.dtype, codes: torch.dtype | None = None
+    ) -> Tensor:
         """[T, H, E], computed by `backend` in pools of its own.
 
-        What no row has written poisons whoever reads it.
+        What no row has written poisons whoever reads it. `codes`: of 8-bit pools with scales in
+        slots; None for pools of `dtype`.
         """
-        pools = make_pools(self.shape, self.num_blocks, dtype)
+        scales = UNIT_SCALES if codes is None else SLOT_SCALES
+        pools = make_pools(self.shape, self.num_blocks, codes or dtype, scales)
         for tokens, batch in ((self.history, self.before), (self.new, self.batch)):
-            backend.write_kv(tokens.key.to(dtype), tokens.value.to(dtype), *pools, batch)
+            key, value = tokens.key.to(dtype), tokens.value.to(dtype)
+            backend.write_kv(key, value, *pools, batch, scales)
         query = self.new.query.to(dtype)
-        return backend.paged_attention(query, *pools, self.batch, self.options)
+        return backend.paged_attention(query, *pools, self.batch, self.options, scales)
 
 
 def make_unwritten_problem(
@@ -240,8 +255,12 @@ def make_unwritten_problem(
 
 
 def attend_both(
-    backend: AttentionBackend, shape: Shape, options: AttentionOptions, dtype: torch.dtype
+    backend: AttentionBackend,
+    shape: Shape,
+    options: AttentionOptions,
+    dtype: torch.dtype,
+    codes: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """[T, H, E] of `backend` and of the oracle, the latter in float32."""
+    """[T, H, E] of `backend` and of the oracle, the latter in float32. `codes`: of the pools."""
     problem = make_unwritten_problem(shape, options, dtype)
-    return problem.attend(backend, dtype), problem.attend(reference, torch.float32)
+    return problem.attend(backend, dtype, codes), problem.attend(reference, torch.float32, codes)

@@ -28,6 +28,7 @@ from splitserve_kernels.cpu.library import (
     CGoesOn,
     CLinear,
     NativeLibrary,
+    kv_format,
     pointer,
 )
 from splitserve_kernels.cpu.low_rank import (
@@ -57,7 +58,10 @@ from splitserve_kernels.paged_batch import PagedBatch
 
 
 class DecoderPools:
-    """KV pools of all layers, [N, B, G, D] for keys and for values, as C arrays of pointers."""
+    """KV pools of all layers, [N, B, G, D] for keys and for values, as C arrays of pointers.
+
+    8-bit pools have their scales in slots (KVScales).
+    """
 
     def __init__(self, key_pools: Sequence[Tensor], value_pools: Sequence[Tensor]) -> None:
         """Stores pointers only: the caller keeps the pools alive. All have the same stride(0)."""
@@ -65,6 +69,7 @@ class DecoderPools:
         self.values = _pointers(value_pools)
         self.block_stride = key_pools[0].stride(0)
         self.block_size = key_pools[0].shape[1]
+        self.format = kv_format(key_pools[0].dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +190,7 @@ class NativeDecoder:
             key_pools=ctypes.addressof(pools.keys),
             value_pools=ctypes.addressof(pools.values),
             block_stride=pools.block_stride,
+            kv_format=pools.format,
             logits=pointer(logits),
             part_ns=pointer(self._library.part_ns),
             num_tokens=len(token_ids),
@@ -230,6 +236,7 @@ class NativeDecoder:
             key_pools=ctypes.addressof(pools.keys),
             value_pools=ctypes.addressof(pools.values),
             block_stride=pools.block_stride,
+            kv_format=pools.format,
             logits=pointer(self._logits_buffer(len(rows))),
             part_ns=pointer(self._library.part_ns),
             block_size=pools.block_size,

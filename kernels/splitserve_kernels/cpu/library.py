@@ -24,6 +24,8 @@ CGoesOn = ctypes.CFUNCTYPE(_I32, _I32)
 
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 DTYPES = frozenset(_SUFFIXES)
+# Codes of keys and values: `KVFormat` in kv_codes.h. Pools of other dtypes are plain numbers.
+_KV_FORMATS = {torch.int8: 1, torch.float8_e4m3fn: 2}
 _LINE_BYTES = 64
 
 # Parts of a decoder step: `StepPart` in step_clock.h.
@@ -80,6 +82,7 @@ class CKVBlocks(ctypes.Structure):
         ("num_kv_heads", _I32),
         ("key_dim", _I32),
         ("value_dim", _I32),
+        ("format", _I32),
     )
 
 
@@ -103,6 +106,7 @@ class CAttentionLayer(ctypes.Structure):
         ("block_size", _I32),
         ("sliding_window", _I32),
         ("num_distances", _I32),
+        ("kv_format", _I32),
         ("scale", _F32),
         ("softcap", _F32),
     )
@@ -212,6 +216,7 @@ class CDecoderStep(ctypes.Structure):
         ("num_threads", _I32),
         ("num_revealed", _I32),
         ("num_adapters", _I32),
+        ("kv_format", _I32),
     )
 
 
@@ -280,6 +285,11 @@ class NativeLibrary:
 def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
     """Returns the address of the data of `tensor`, null for None. The caller keeps it alive."""
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def kv_format(dtype: torch.dtype) -> int:
+    """Returns the `KVFormat` of pools of `dtype`; 0 for the dtype of the activations."""
+    return _KV_FORMATS.get(dtype, 0)
 
 
 @cache

@@ -24,9 +24,12 @@ from splitserve_kernels.cpu.library import (
     CKVBlocks,
     CLinear,
     NativeLibrary,
+    kv_format,
     pointer,
 )
 from splitserve_kernels.paged_batch import (
+    SCALE_BYTES,
+    SLOT_SCALES,
     UNIT_SCALES,
     AttentionOptions,
     KVScales,
@@ -53,14 +56,14 @@ class NativeAttention:
         batch: PagedBatch,
         scales: KVScales = UNIT_SCALES,
     ) -> None:
-        assert scales == UNIT_SCALES, "pools of CPUs are not 8-bit"
-        key = key.to(key_pool.dtype).contiguous()
-        value = value.to(value_pool.dtype).contiguous()
-        _, block_size, num_kv_heads, key_dim = key_pool.shape
-        blocks = CKVBlocks(block_size, num_kv_heads, key_dim, value_pool.shape[3])
+        dtype = _computed_dtype(key_pool, key, scales)
+        key, value = key.to(dtype).contiguous(), value.to(dtype).contiguous()
+        _, block_size, num_kv_heads, _ = key_pool.shape
+        dims = key.shape[2], value.shape[2]
+        blocks = CKVBlocks(block_size, num_kv_heads, *dims, kv_format(key_pool.dtype))
         self._library.call(
             "store_kv",
-            key_pool.dtype,
+            dtype,
             ctypes.byref(blocks),
             pointer(key),
             pointer(value),
@@ -84,14 +87,15 @@ class NativeAttention:
     ) -> Tensor:
         """See `splitserve_kernels.reference.paged_attention`.
 
-        Queries and weights are rounded to the dtype of the pools; sums are float32.
+        Queries and weights are rounded to the dtype of the pools, but not for 8-bit ones; sums are
+        float32.
         """
-        assert scales == UNIT_SCALES, "pools of CPUs are not 8-bit"
         dtype = query.dtype
-        query = query.to(key_pool.dtype)
+        query = query.to(_computed_dtype(key_pool, query, scales))
         if query.stride(2) != 1 or query.stride(1) != query.shape[2]:
             query = query.contiguous()
-        output = query.new_empty(query.shape[0], query.shape[1], value_pool.shape[3])
+        value_dim = value_pool.shape[3] - (SCALE_BYTES if scales.in_slots else 0)
+        output = query.new_empty(query.shape[0], query.shape[1], value_dim)
         sinks = None if options.sinks is None else options.sinks.to(torch.float32).contiguous()
         bias = options.relative_bias
         bias = None if bias is None else bias.to(torch.float32).contiguous()
@@ -108,10 +112,11 @@ class NativeAttention:
             num_heads=query.shape[1],
             num_kv_heads=key_pool.shape[2],
             head_dim=query.shape[2],
-            value_dim=value_pool.shape[3],
+            value_dim=value_dim,
             block_size=key_pool.shape[1],
             sliding_window=options.sliding_window or 0,
             num_distances=0 if bias is None else bias.shape[1],
+            kv_format=kv_format(key_pool.dtype),
             scale=options.scale,
             softcap=options.softcap or 0.0,
         )
@@ -123,6 +128,13 @@ class NativeAttention:
             ctypes.c_int32(torch.get_num_threads()),
         )
         return output.to(dtype)
+
+
+def _computed_dtype(pool: Tensor, rows: Tensor, scales: KVScales) -> torch.dtype:
+    """Returns the dtype that keys and values of `pool` are multiplied in; `rows`: activations."""
+    is_plain = kv_format(pool.dtype) == 0
+    assert scales == (UNIT_SCALES if is_plain else SLOT_SCALES), f"scales of {pool.dtype} pools"
+    return pool.dtype if is_plain else rows.dtype
 
 
 def why_not_native_attention(layer_dims: tuple[int, int], dtype: torch.dtype) -> str | None:

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from splitserve_kernels import reference
 from splitserve_kernels.cpu import NativeAttention, NativeLibrary, why_not_native_attention
-from splitserve_kernels.paged_batch import AttentionOptions
+from splitserve_kernels.paged_batch import SLOT_SCALES, AttentionOptions
 from tests.kernels.problems import (
     Shape,
     assert_close,
@@ -25,6 +26,8 @@ from tests.kernels.problems import (
 pytestmark = pytest.mark.cases(12)
 
 DTYPES = (torch.float32, torch.bfloat16)
+# Of 8-bit pools with a scale per token and head; None for pools of the dtype of queries.
+CODES = (torch.int8, torch.float8_e4m3fn)
 BLOCK_SIZES = (1, 3, 4, 8, 16, 24, 32, 48, 64, 256)
 SHAPES = (
     Shape(1, 1, 32, 32, 1, ((0, 1),)),
@@ -112,6 +115,54 @@ def test_attention_equals_oracle(
     if options.sinks is not None:
         options = replace(options, sinks=options.sinks.to(dtype))
     assert_close(*attend_both(NativeAttention(library), shape, options, dtype))
+
+
+# Scales of float32 are whole elements of a head. How codes are stored does not depend on options.
+_CODED_CASES = [
+    (shape, options)
+    for shape, options in CASES
+    if shape.key_dim % 4 == 0 and shape.value_dim % 4 == 0
+][::2]
+
+
+@pytest.mark.cases(64)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("codes", CODES)
+@pytest.mark.parametrize(("shape", "options"), _CODED_CASES)
+def test_attention_equals_oracle_when_pools_have_codes(
+    library: NativeLibrary,
+    shape: Shape,
+    options: AttentionOptions,
+    codes: torch.dtype,
+    dtype: torch.dtype,
+) -> None:
+    if options.sinks is not None:
+        options = replace(options, sinks=options.sinks.to(dtype))
+    assert_close(*attend_both(NativeAttention(library), shape, options, dtype, codes))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("codes", CODES)
+def test_write_kv_stores_the_bytes_of_the_oracle_when_blocks_have_one_token(
+    library: NativeLibrary, codes: torch.dtype, dtype: torch.dtype
+) -> None:
+    # With one token and one head, keys and values have no order of their own.
+    shape = Shape(1, 1, 64, 36, 1, ())
+    tokens = make_tokens(shape, 3000, dtype, seed=0)
+    tokens.key[5], tokens.value[6], tokens.key[7, 0, 3] = 0.0, 1e-38, torch.inf
+    tokens.key[8], tokens.key[9] = tokens.key[8] * 1e-3, tokens.key[9] * 1e30
+    batch = make_batch(torch.arange(3000)[None], [(0, 3000)], 1)
+    written = []
+    for backend in (NativeAttention(library), reference):
+        pools = make_pools(shape, 3000, codes, SLOT_SCALES)
+        backend.write_kv(tokens.key, tokens.value, *pools, batch, SLOT_SCALES)
+        written.append([pool.view(torch.uint8).flatten(1) for pool in pools])
+    for native, expected in zip(*written, strict=True):
+        is_finite = expected[:, -4:].contiguous().view(torch.float32).isfinite().flatten()
+        assert torch.equal(native[is_finite], expected[is_finite])
+        # One that is not finite makes NaN of its token and head.
+        scales = native[~is_finite, -4:].contiguous().view(torch.float32)
+        assert bool(scales.isnan().all())
 
 
 @pytest.mark.cases(2)

@@ -124,6 +124,20 @@ def _never(_: ModelConfig) -> NoReturn:
     raise AssertionError("the model was tried before")
 
 
-def test_load_engine_refuses_fp8_by_name_when_on_a_cpu() -> None:
-    with pytest.raises(ModelUnsupported, match="kv_cache_dtype fp8: not for cpu; allowed: auto"):
-        load_engine_of("--kv-cache-dtype=fp8", "--device=cpu")
+def test_load_model_refuses_int8_keys_and_values_when_on_a_gpu() -> None:
+    with pytest.raises(
+        ModelUnsupported, match="kv_cache_dtype int8: not for cuda; allowed: auto, fp8"
+    ):
+        load_model(ModelConfig(model="any", device="cuda", kv_cache_dtype="int8"))
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+@pytest.mark.parametrize(("option", "name"), [("int8", "int8"), ("fp8", "float8_e4m3fn")])
+def test_load_engine_names_the_kv_dtype_when_keys_and_values_are_codes(
+    option: str, name: str, backend: str
+) -> None:
+    flags = ("--num-device-blocks=8", "--dtype=bfloat16", f"--attention-backend={backend}")
+    plain = load_engine_of(*flags)
+    engine = load_engine_of(*flags, f"--kv-cache-dtype={option}")
+    assert engine.info.model.kv_cache_dtype == name
+    assert engine.info.model.digest != plain.info.model.digest

@@ -37,6 +37,7 @@ class AttentionWorker {
         scratch_(scratch),
         group_(layer.num_heads / layer.num_kv_heads),
         width_(padded(layer.value_dim, kPanel)),
+        has_codes_(layer.blocks().has_codes()),
         reader_(layer.blocks(), layer.keys, layer.values, layer.key_stride, layer.value_stride,
                 scratch.tiles) {
     for (int i = 0; i < task.num_parts; ++i) rows_of_head_ += parts_[i].num_tokens * group_;
@@ -156,7 +157,7 @@ class AttentionWorker {
         is_cut ? slot(task_.first_slot + (visit.start - task_.begin) / kPartition) : part();
     reader_.load(tile, &fetcher_);
     score(tile, span, num_seen);
-    weigh(state, span);
+    weigh(tile, state, span);
     add_values(tile, state, span, num_seen);
     const int end = visit.start + kTile;
     const bool is_last = visit.part >= 0 && end >= visit.end;
@@ -275,7 +276,9 @@ class AttentionWorker {
                [&](int i, const Floats* sums) {
                  Floats largest = group ? load(most + i * kLanes) : splat(kNone);
                  for (int v = 0; v < kPanelVectors; ++v) {
-                   const Floats scaled = sums[v] * scale;
+                   const Floats unit =
+                       has_codes_ ? scale * load(tile.key_scales + (group + v) * kLanes) : scale;
+                   const Floats scaled = sums[v] * unit;
                    store(scores + i * kTile + v * kLanes, scaled);
                    largest = max(largest, scaled);
                  }
@@ -303,8 +306,8 @@ class AttentionWorker {
     store(scratch_.most.data() + i * kLanes, most);
   }
 
-  // Scores to weights; what was summed before is to be multiplied by `rescale`.
-  void weigh(const SoftmaxState& state, Span span) {
+  // Scores to weights, for codes times their scales; what was summed before is to be multiplied by `rescale`.
+  void weigh(const Tile& tile, const SoftmaxState& state, Span span) {
     constexpr int kVectors = kTile / kLanes;
     for (int i = span.begin; i < span.end; i += kLanes) {
       raise_maxima(state.maximum, i, std::min(kLanes, span.end - i));
@@ -318,7 +321,8 @@ class AttentionWorker {
         // Weights that will be rounded need not be exact.
         const Floats weight = kPerWord<T> == 1 ? exp(x) : exp_roughly(x);
         total += weight;
-        store(scratch_.weights.data() + at, weight);
+        store(scratch_.weights.data() + at,
+              has_codes_ ? weight * load(tile.value_scales + v * kLanes) : weight);
       }
       store(row_total, load(row_total) * scratch_.rescale[i] + total);
     }
@@ -401,6 +405,7 @@ class AttentionWorker {
   float* slots_;
   AttentionScratch<T>& scratch_;
   const int group_, width_;
+  const bool has_codes_;
   TileReader<T> reader_;
   Tile tiles_[2];
   Fetcher fetcher_;

@@ -16,24 +16,24 @@ namespace splitserve {
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 // What all rows of a layer share. `keys`, `values`: pools, blocks `key_stride` and `value_stride`
-// numbers apart. `query`: [T, H, D] with tokens `query_stride` numbers apart; `output`: [T, H, E],
+// numbers apart, in `kv_format`. `query`: [T, H, D] with tokens `query_stride` numbers apart; `output`: [T, H, E],
 // contiguous. `sinks`: [H] or null. `relative_bias`: [H, num_distances] or null, added to the scores
 // of keys so many tokens back; the last one is for all that are further. `sliding_window`: 0 for
 // none; `softcap`: 0 for none.
 template <class T>
 struct AttentionLayer {
   const T* query;
-  const T* keys;
-  const T* values;
+  const void* keys;
+  const void* values;
   T* output;
   const float* sinks;
   const float* relative_bias;
   int64_t query_stride, key_stride, value_stride;
   int32_t num_heads, num_kv_heads, head_dim, value_dim, block_size, sliding_window;
-  int32_t num_distances;
+  int32_t num_distances, kv_format;
   float scale, softcap;
 
-  KVBlocks<T> blocks() const { return {block_size, num_kv_heads, head_dim, value_dim}; }
+  KVBlocks<T> blocks() const { return {block_size, num_kv_heads, head_dim, value_dim, kv_format}; }
 };
 
 // The softmax of query rows over some keys: maximum, sum of weights, weighted sum of values.

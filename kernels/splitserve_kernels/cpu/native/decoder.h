@@ -49,7 +49,7 @@ struct Decoder {
 
 // One step. `token_ids`, `positions`, `slots`: [T]. `cosines`, `sines`: [P, rotary_dim / 2], for
 // all positions up to the last one of the step. `key_pools`, `value_pools`: the first block of
-// each layer's pool, blocks `block_stride` numbers apart. `logits_index`: [S], tokens whose logits
+// each layer's pool, blocks `block_stride` numbers apart, in `kv_format`. `logits_index`: [S], tokens whose logits
 // are wanted; `logits`: [S, V], written. `part_ns`: see StepClock. `revealed`: `num_revealed`
 // indexes of layers, `num_layers` for what is behind the last; `states`: [num_revealed, T, W],
 // written: the residual stream before each of these. `adapters`: `num_adapters` of them; `of_token`:
@@ -68,6 +68,7 @@ struct DecoderStep {
   const Adapter* const* adapters;
   const int32_t* of_token;
   int32_t num_tokens, num_logits, block_size, num_threads, num_revealed, num_adapters;
+  int32_t kv_format;
 };
 
 constexpr int kLayerLinears = 4;
@@ -300,9 +301,7 @@ class DecoderWorker {
   void store_keys_and_values(const DecoderLayer& layer, int index) {
     const int dim = decoder_.head_dim, half = decoder_.rotary_dim / 2;
     const int num_heads = decoder_.num_heads, num_kv_heads = decoder_.num_kv_heads;
-    const KVBlocks<T> blocks{step_.block_size, num_kv_heads, dim, dim};
-    T* key_pool = static_cast<T*>(step_.key_pools[index]);
-    T* value_pool = static_cast<T*>(step_.value_pools[index]);
+    const KVBlocks<T> blocks{step_.block_size, num_kv_heads, dim, dim, step_.kv_format};
     for_tokens(step_.num_tokens, [&](int token) {
       T* heads = scratch_.qkv.data() + size_t(token) * qkv_width_;
       const size_t angles = size_t(step_.positions[token]) * half;
@@ -312,12 +311,13 @@ class DecoderWorker {
         if (norm) rms_norm(at, norm, decoder_.epsilon, dim, at);
         rotate_head(at, step_.cosines + angles, step_.sines + angles, decoder_.rotary_dim);
       }
-      const int64_t block = step_.slots[token] / step_.block_size * step_.block_stride;
+      const int64_t block = step_.slots[token] / step_.block_size;
       const int offset = step_.slots[token] % step_.block_size;
+      char* keys = blocks.block(step_.key_pools[index], block, step_.block_stride);
+      char* values = blocks.block(step_.value_pools[index], block, step_.block_stride);
       for (int head = 0; head < num_kv_heads; ++head) {
         const T* key = heads + (num_heads + head) * dim;
-        blocks.store_key(key_pool + block, head, offset, key);
-        blocks.store_value(value_pool + block, head, offset, key + num_kv_heads * dim);
+        blocks.store(keys, values, head, offset, key, key + num_kv_heads * dim);
       }
     });
   }
@@ -325,8 +325,9 @@ class DecoderWorker {
   void attend(const DecoderLayer& layer, int index) {
     AttentionLayer<T> attention{};
     attention.query = scratch_.qkv.data();
-    attention.keys = static_cast<const T*>(step_.key_pools[index]);
-    attention.values = static_cast<const T*>(step_.value_pools[index]);
+    attention.keys = step_.key_pools[index];
+    attention.values = step_.value_pools[index];
+    attention.kv_format = step_.kv_format;
     attention.output = scratch_.attended.data();
     attention.sinks = layer.sinks;
     attention.query_stride = qkv_width_;

@@ -8,10 +8,13 @@
 // packed weights whose inputs are tokens: [B words][E], where a word has the numbers of two tokens
 // if they are Bf16. Where B is no multiple of what that needs, a group is the block, or a word has
 // no pair; then attention repacks.
+//
+// Codes of 8 bits (kv_codes.h) lie in the same order, one byte each, except that in a vector of words
+// the first numbers of all words come before the second ones. Behind those of all heads are their
+// scales, [G][B] floats. So a block carries its scales wherever it is moved.
 #pragma once
 
-#include "simd.h"
-#include "transpose.h"
+#include "kv_codes.h"
 
 namespace splitserve {
 
@@ -19,7 +22,7 @@ inline int padded(int count, int multiple) { return (count + multiple - 1) / mul
 
 template <class T>
 struct KVBlocks {
-  int32_t block_size, num_kv_heads, key_dim, value_dim;
+  int32_t block_size, num_kv_heads, key_dim, value_dim, format;
 
   static constexpr int kPair = kPerWord<T>;
 
@@ -30,33 +33,90 @@ struct KVBlocks {
   bool has_pairs() const { return block_size % kPair == 0; }
   int key_words() const { return key_dim / kPair; }
 
-  // The words of the token at `offset` of a block: the first is here, the next group() words on.
-  const uint32_t* key(const T* block, int kv_head, int offset) const {
-    const T* head = block + size_t(kv_head) * block_size * key_dim;
+  bool has_codes() const { return format != kPlainKV; }
+  // Bytes of a stored number.
+  size_t number_size() const { return has_codes() ? 1 : sizeof(T); }
+
+  // Which number of a block is the first of the key of the token at `offset`. The next numbers of
+  // its word follow, and the next words are group() words on.
+  size_t key_at(int kv_head, int offset) const {
     const int in_group = offset % group();
-    return reinterpret_cast<const uint32_t*>(head + size_t(offset - in_group) * key_dim) + in_group;
+    return (size_t(kv_head) * block_size + offset - in_group) * key_dim + in_group * kPair;
   }
 
-  // The values of the token at `offset` of a block: consecutive with pairs every kPair-th number
-  // (`offset` may be any token of the pair), else every number.
+  // The same of its value: consecutive with pairs every kPair-th number (`offset` may be any token
+  // of the pair), else every number.
+  size_t value_at(int kv_head, int offset) const {
+    const int in_pair = has_pairs() ? offset % kPair : 0;
+    return (size_t(kv_head) * block_size + offset - in_pair) * value_dim + in_pair;
+  }
+
+  int value_step() const { return has_pairs() ? kPair : 1; }
+
+  const uint32_t* key(const T* block, int kv_head, int offset) const {
+    return reinterpret_cast<const uint32_t*>(block + key_at(kv_head, offset));
+  }
+
   const T* value(const T* block, int kv_head, int offset) const {
-    const T* head = block + size_t(kv_head) * block_size * value_dim;
-    if (!has_pairs()) return head + size_t(offset) * value_dim;
-    const int in_pair = offset % kPair;
-    return head + size_t(offset - in_pair) * value_dim + in_pair;
+    return block + value_at(kv_head, offset);
   }
 
+  // Where the scale of a token's codes of `dim` numbers is in a block.
+  size_t scale_at(int dim, int kv_head, int offset) const {
+    return size_t(num_kv_heads) * block_size * dim +
+           (size_t(kv_head) * block_size + offset) * sizeof(float);
+  }
+
+  // Block `index` of a pool, `stride` numbers after the one before.
+  char* block(void* pool, int64_t index, int64_t stride) const {
+    return static_cast<char*>(pool) + index * stride * int64_t(number_size());
+  }
+
+  // `key`: [D], `value`: [E].
+  void store(void* key_block, void* value_block, int kv_head, int offset, const T* key,
+             const T* value) const {
+    auto *keys = static_cast<uint8_t*>(key_block), *values = static_cast<uint8_t*>(value_block);
+    switch (format) {
+      case kInt8KV: return store_as_codes<Int8Codes>(keys, values, kv_head, offset, key, value);
+      case kFloat8KV: return store_as_codes<Float8Codes>(keys, values, kv_head, offset, key, value);
+      default:
+        store_key(static_cast<T*>(key_block), kv_head, offset, key);
+        store_value(static_cast<T*>(value_block), kv_head, offset, value);
+    }
+  }
+
+ private:
   void store_key(T* block, int kv_head, int offset, const T* from) const {
-    uint32_t* to = const_cast<uint32_t*>(key(block, kv_head, offset));
+    T* to = block + key_at(kv_head, offset);
     for (int word = 0; word < key_words(); ++word) {
-      memcpy(to + size_t(word) * group(), from + word * kPair, sizeof(uint32_t));
+      memcpy(to + size_t(word) * group() * kPair, from + word * kPair, sizeof(uint32_t));
     }
   }
 
   void store_value(T* block, int kv_head, int offset, const T* from) const {
-    T* to = const_cast<T*>(value(block, kv_head, offset));
-    const int step = has_pairs() ? kPair : 1;
+    T* to = block + value_at(kv_head, offset);
+    const int step = value_step();
     for (int i = 0; i < value_dim; ++i) to[i * step] = from[i];
+  }
+
+  template <class Codes>
+  void store_as_codes(uint8_t* keys, uint8_t* values, int kv_head, int offset, const T* key,
+                      const T* value) const {
+    const int step = has_pairs() ? kPair : 1, in_pair = offset % step;
+    const int lane = offset % group(), in_word = has_full_groups() ? kLanes : 1;
+    uint8_t* to_key = keys + key_at(kv_head, offset) - lane * kPair;
+    uint8_t* to_value = values + value_at(kv_head, offset) - in_pair;
+    const int lane_step = has_full_groups() ? 1 : kPair;
+    const float scale_of_key = store_codes<Codes>(key, key_dim, [&](int i) {
+      return to_key + size_t(i / kPair) * group() * kPair + i % kPair * in_word + lane * lane_step;
+    });
+    const int num_whole = value_dim / kLanes * kLanes;
+    const float scale_of_value = store_codes<Codes>(value, value_dim, [&](int i) {
+      const int in_vector = i < num_whole ? i % kLanes : 0, first = i - in_vector;
+      return to_value + first * step + (i < num_whole ? in_pair * kLanes + in_vector : in_pair);
+    });
+    store_as(keys + scale_at(key_dim, kv_head, offset), scale_of_key);
+    store_as(values + scale_at(value_dim, kv_head, offset), scale_of_value);
   }
 };
 

@@ -2,7 +2,8 @@
 //
 // Where blocks lie right for that they are read in place, else a tile is copied first. What a row
 // has not written is never multiplied with: its keys are masked by whoever asked (attention.h), its
-// values are replaced by zeros here, as 0 times NaN is NaN.
+// values are replaced by zeros here, as 0 times NaN is NaN. Codes (kv_codes.h) are widened first, and
+// multiplied without their scales: the keys' are for the scores, the values' for the weights.
 #pragma once
 
 #include <algorithm>
@@ -92,13 +93,15 @@ struct RowTokens {
 
 // Where a tile is. Values are `num_runs` runs of words; all words together are those of the tile,
 // or as many as somebody may look at. `has_values`: they lie right, and all may be read.
-// `regions`: what of the blocks will be read.
+// `regions`: what of the blocks will be read. `key_scales`, `value_scales`: of codes; 0 for a token
+// that may not be read.
 struct Tile {
   RowTokens row;
   int start, kv_head;
   const uint32_t* groups[kGroups];
   ValueWords runs[kTile];
-  Region regions[kGroups + kTile];
+  Region regions[kGroups + 3 * kTile];
+  float key_scales[kTile], value_scales[kTile];
   int num_runs, num_regions;
   bool has_values;
 };
@@ -108,10 +111,12 @@ template <class T>
 class TileReader {
  public:
   // `copies`: memory for what is copied.
-  TileReader(const KVBlocks<T>& blocks, const T* keys, const T* values, int64_t key_stride,
+  TileReader(const KVBlocks<T>& blocks, const void* keys, const void* values, int64_t key_stride,
              int64_t value_stride, std::vector<uint32_t>& copies)
-      : blocks_(blocks), keys_(keys), values_(values), key_stride_(key_stride),
-        value_stride_(value_stride), width_(padded(blocks.value_dim, kPanel)) {
+      : blocks_(blocks), keys_(static_cast<const char*>(keys)),
+        values_(static_cast<const char*>(values)),
+        key_stride_(key_stride * int64_t(blocks.number_size())),
+        value_stride_(value_stride * int64_t(blocks.number_size())), width_(padded(blocks.value_dim, kPanel)) {
     const size_t size = size_t(blocks.key_words()) * kTile + size_t(width_) * kTile / kPair;
     if (copies.size() < size) copies.resize(size);
     copies_ = copies.data();
@@ -123,6 +128,7 @@ class TileReader {
     tile.start = start;
     tile.kv_head = kv_head;
     tile.num_regions = 0;
+    if (blocks_.has_codes()) return find_codes(tile);
     if (blocks_.has_full_groups()) find_keys(tile);
     tile.has_values = start >= row.first && start + kTile <= row.end && blocks_.has_pairs() &&
                       blocks_.value_dim % kPanel == 0;
@@ -131,20 +137,28 @@ class TileReader {
 
   // Makes `tile` ready; valid until the next one is. `fetcher` is called for each of its words.
   void load(Tile& tile, Fetcher* fetcher) {
-    if (!blocks_.has_full_groups()) copy_keys(tile);
-    if (!tile.has_values) copy_values(tile);
+    if (blocks_.format == kInt8KV) {
+      widen<Int8Codes>(tile, fetcher);
+    } else if (blocks_.format == kFloat8KV) {
+      widen<Float8Codes>(tile, fetcher);
+    } else {
+      if (!blocks_.has_full_groups()) copy_keys(tile);
+      if (!tile.has_values) copy_values(tile);
+    }
     for (int i = 0; i < tile.num_runs; ++i) tile.runs[i].fetcher = fetcher;
   }
 
  private:
   static constexpr int kPair = kPerWord<T>;
+  // Vectors of codes that are widened for each call of a fetcher.
+  static constexpr int kWordsPerFetch = 8;
 
   const T* key_block(const RowTokens& row, int index) const {
-    return keys_ + row.table[index] * key_stride_;
+    return reinterpret_cast<const T*>(keys_ + row.table[index] * key_stride_);
   }
 
   const T* value_block(const RowTokens& row, int index) const {
-    return values_ + row.table[index] * value_stride_;
+    return reinterpret_cast<const T*>(values_ + row.table[index] * value_stride_);
   }
 
   static void add_region(Tile& tile, const void* begin, size_t size) {
@@ -248,8 +262,121 @@ class TileReader {
     return blocks_.value(value_block(tile.row, index), tile.kv_head, offset);
   }
 
+  // -- codes -------------------------------------------------------------------------------------
+
+  // Calls visit(key block, value block, first offset, first index in the tile, count) for the
+  // tokens of each block that may be read.
+  template <class Visit>
+  void for_readable(const Tile& tile, Visit visit) const {
+    const int end = std::min(tile.start + kTile, tile.row.end);
+    for (int position = std::max(tile.start, tile.row.first); position < end;) {
+      const int index = position / blocks_.block_size, offset = position % blocks_.block_size;
+      const int count = std::min(blocks_.block_size - offset, end - position);
+      const int64_t block = tile.row.table[index];
+      visit(reinterpret_cast<const uint8_t*>(keys_ + block * key_stride_),
+            reinterpret_cast<const uint8_t*>(values_ + block * value_stride_), offset,
+            position - tile.start, count);
+      position += count;
+    }
+  }
+
+  void find_codes(Tile& tile) const {
+    for_readable(tile, [&](const uint8_t* keys, const uint8_t* values, int offset, int, int count) {
+      // Whole groups and words: what more is read belongs to the same head.
+      const int first = offset - offset % blocks_.group();
+      const size_t num_keys = padded(offset + count - first, blocks_.group());
+      add_region(tile, keys + blocks_.key_at(tile.kv_head, first), num_keys * blocks_.key_dim);
+      add_region(tile, values + blocks_.value_at(tile.kv_head, offset), count * blocks_.value_dim);
+      const size_t size = count * sizeof(float);
+      add_region(tile, keys + blocks_.scale_at(blocks_.key_dim, tile.kv_head, offset), size);
+      add_region(tile, values + blocks_.scale_at(blocks_.value_dim, tile.kv_head, offset), size);
+    });
+  }
+
+  template <class Codes>
+  void widen(Tile& tile, Fetcher* fetcher) {
+    uint32_t* keys = copies_;
+    uint32_t* values = copies_ + size_t(blocks_.key_words()) * kTile;
+    const int num_read = std::min(kTile, tile.row.end - tile.start);
+    const int group_words = blocks_.key_words() * kLanes;
+    for (int i = 0; i < kGroups; ++i) tile.groups[i] = keys + i * group_words;
+    tile.num_runs = 1;
+    tile.runs[0] = {values, nullptr, size_t(width_), (num_read + kPair - 1) / kPair};
+    if (tile.start < tile.row.first || num_read < kTile) {
+      std::fill_n(tile.key_scales, kTile, 0.0f);
+      std::fill_n(tile.value_scales, kTile, 0.0f);
+      std::fill_n(values, size_t(width_) * tile.runs[0].num_words, 0u);
+    }
+    for_readable(tile, [&](const uint8_t* key_block, const uint8_t* value_block, int offset,
+                           int index, int count) {
+      const int head = tile.kv_head;
+      const size_t size = count * sizeof(float);
+      memcpy(tile.key_scales + index,
+             key_block + blocks_.scale_at(blocks_.key_dim, head, offset), size);
+      memcpy(tile.value_scales + index,
+             value_block + blocks_.scale_at(blocks_.value_dim, head, offset), size);
+      widen_keys<Codes>(key_block, head, offset, count, keys, index, fetcher);
+      widen_values<Codes>(value_block, head, offset, count, values, index, fetcher);
+    });
+    if (Codes::kUnit == 1) return;
+    for (int i = 0; i < kTile; ++i) tile.key_scales[i] *= Codes::kUnit;
+    for (int i = 0; i < kTile; ++i) tile.value_scales[i] *= Codes::kUnit;
+  }
+
+  // `index`: in the tile, of the token at `offset`; `to`: of the tile.
+  template <class Codes>
+  void widen_keys(const uint8_t* block, int head, int offset, int count, uint32_t* to,
+                  int index, Fetcher* fetcher) const {
+    const int num_words = blocks_.key_words(), end = offset + count;
+    if (blocks_.has_full_groups()) {
+      for (int first = offset - offset % kLanes; first < end; first += kLanes) {
+        const uint8_t* from = block + blocks_.key_at(head, first);
+        uint32_t* group = to + (index + first - offset) / kLanes * num_words * kLanes;
+        for (int word = 0; word < num_words; ++word) {
+          if (word % kWordsPerFetch == 0) fetcher->fetch();
+          store_as(group + word * kLanes,
+                   widen_codes<T, Codes>(from + size_t(word) * kLanes * kPair));
+        }
+      }
+      return;
+    }
+    for (int i = offset; i < end; ++i, ++index) {
+      const uint8_t* from = block + blocks_.key_at(head, i);
+      T* lane = reinterpret_cast<T*>(to + index / kLanes * num_words * kLanes + index % kLanes);
+      for (int j = 0; j < blocks_.key_dim; ++j) {
+        lane[j / kPair * kLanes * kPair + j % kPair] =
+            widen_code<T, Codes>(from[j / kPair * blocks_.group() * kPair + j % kPair]);
+      }
+    }
+  }
+
+  // Of a pair of which only one token may be read, the other one's codes are multiplied by 0.
+  template <class Codes>
+  void widen_values(const uint8_t* block, int head, int offset, int count, uint32_t* to,
+                    int index, Fetcher* fetcher) const {
+    const int dim = blocks_.value_dim, end = offset + count;
+    if (blocks_.has_pairs()) {
+      for (int first = offset - offset % kPair; first < end; first += kPair) {
+        fetcher->fetch();
+        const uint8_t* from = block + blocks_.value_at(head, first);
+        uint32_t* word = to + size_t(index + first - offset) / kPair * width_;
+        for_vectors(dim, [&](int i, int some) {
+          store_as(word + i, some == kLanes
+                                 ? widen_codes<T, Codes>(from + i * kPair)
+                                 : widen_some_codes<T, Codes>(from + i * kPair, some));
+        });
+      }
+      return;
+    }
+    for (int i = offset; i < end; ++i, ++index) {
+      const uint8_t* from = block + blocks_.value_at(head, i);
+      T* numbers = reinterpret_cast<T*>(to + size_t(index / kPair) * width_) + index % kPair;
+      for (int j = 0; j < dim; ++j) numbers[j * kPair] = widen_code<T, Codes>(from[j]);
+    }
+  }
+
   const KVBlocks<T> blocks_;
-  const T *keys_, *values_;
+  const char *keys_, *values_;
   const int64_t key_stride_, value_stride_;
   const int width_;
   uint32_t* copies_;

@@ -135,7 +135,7 @@ void attention(const AttentionLayer<T>& layer, const AttentionRows& rows, int nu
 // `keys`: [T, G, D], `values`: [T, G, E]; `slots`: [T].
 template <class T>
 void store_kv(const KVBlocks<T>& blocks, const T* keys, const T* values, const int64_t* slots,
-              int num_tokens, T* key_pool, T* value_pool, int64_t key_stride, int64_t value_stride,
+              int num_tokens, void* key_pool, void* value_pool, int64_t key_stride, int64_t value_stride,
               int num_threads) {
   Phases phases(1);
 #pragma omp parallel num_threads(num_threads)
@@ -144,9 +144,9 @@ void store_kv(const KVBlocks<T>& blocks, const T* keys, const T* values, const i
     const int offset = slots[token] % blocks.block_size;
     for (int head = 0; head < blocks.num_kv_heads; ++head) {
       const size_t at = size_t(token) * blocks.num_kv_heads + head;
-      blocks.store_key(key_pool + block * key_stride, head, offset, keys + at * blocks.key_dim);
-      blocks.store_value(value_pool + block * value_stride, head, offset,
-                         values + at * blocks.value_dim);
+      blocks.store(blocks.block(key_pool, block, key_stride),
+                   blocks.block(value_pool, block, value_stride), head, offset,
+                   keys + at * blocks.key_dim, values + at * blocks.value_dim);
     }
   });
 }
@@ -283,7 +283,7 @@ EXPORT void splitserve_attention_bf16(const AttentionLayer<Bf16>* layer, const A
 
 EXPORT void splitserve_store_kv_f32(const KVBlocks<float>* blocks, const float* keys,
                                     const float* values, const int64_t* slots, int32_t num_tokens,
-                                    float* key_pool, float* value_pool, int64_t key_stride,
+                                    void* key_pool, void* value_pool, int64_t key_stride,
                                     int64_t value_stride, int32_t num_threads) {
   store_kv(*blocks, keys, values, slots, num_tokens, key_pool, value_pool, key_stride, value_stride,
            num_threads);
@@ -291,7 +291,7 @@ EXPORT void splitserve_store_kv_f32(const KVBlocks<float>* blocks, const float* 
 
 EXPORT void splitserve_store_kv_bf16(const KVBlocks<Bf16>* blocks, const Bf16* keys,
                                      const Bf16* values, const int64_t* slots, int32_t num_tokens,
-                                     Bf16* key_pool, Bf16* value_pool, int64_t key_stride,
+                                     void* key_pool, void* value_pool, int64_t key_stride,
                                      int64_t value_stride, int32_t num_threads) {
   store_kv(*blocks, keys, values, slots, num_tokens, key_pool, value_pool, key_stride, value_stride,
            num_threads);
