@@ -98,7 +98,7 @@ def main() -> None:
     """Scores the text and times attention, with each dtype."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(BUNDLED_DIRECTORY), help="a checkpoint")
-    parser.add_argument("--text", type=Path, default=_TEXT)
+    parser.add_argument("--text", type=Path, default=_TEXT, help="of the kind that the model knows")
     parser.add_argument("--tokens", type=int, default=4096, help="of the text, from its start")
     parser.add_argument("--window", type=int, default=1024, help="tokens that see each other")
     parser.add_argument("--context", type=int, default=8192, help="tokens of each timed decode")

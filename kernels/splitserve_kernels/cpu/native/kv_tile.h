@@ -2,8 +2,8 @@
 //
 // Where blocks lie right for that they are read in place, else a tile is copied first. What a row
 // has not written is never multiplied with: its keys are masked by whoever asked (attention.h), its
-// values are replaced by zeros here, as 0 times NaN is NaN. Codes (kv_codes.h) are widened first, and
-// multiplied without their scales: the keys' are for the scores, the values' for the weights.
+// values are replaced by zeros here, as 0 times NaN is NaN. Codes (kv_codes.h) are widened, and
+// multiplied without scales: those of keys are for the scores, those of values for the weights.
 #pragma once
 
 #include <algorithm>
