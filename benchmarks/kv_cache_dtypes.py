@@ -1,9 +1,10 @@
 """What --kv-cache-dtype costs in accuracy, and what it does to attention, on a CPU.
 
-`perplexity`: of a text, in windows; `kl_divergence`: mean over the positions, in nats, from the
-distribution over bfloat16 keys and values; `same_top_ratio`: how often both have the same most
-probable token. `far_kl_divergence`: of the last quarter of each window. `attention_ms`: of decodes of one layer with 8 key/value heads and 4 query heads for each,
-as fast as it was; `speedup`: over plain pools, the median of paired rounds in one process.
+`perplexity`: of a text, in windows. `kl_divergence`: mean over the positions, in nats, from the
+distribution over bfloat16 keys and values; `far_kl_divergence`: of the last quarter of each window.
+`same_top_ratio`: how often both have the same most probable token. `attention_ms`: of decodes of
+one layer with 8 key/value heads and 4 query heads for each, as fast as it was; `speedup`: over
+plain pools, the median of paired rounds in one process.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def main() -> None:
     """Scores the text and times attention, with each dtype."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(BUNDLED_DIRECTORY), help="a checkpoint")
-    parser.add_argument("--text", type=Path, default=_TEXT)
+    parser.add_argument("--text", type=Path, default=_TEXT, help="of the kind that the model knows")
     parser.add_argument("--tokens", type=int, default=4096, help="of the text, from its start")
     parser.add_argument("--window", type=int, default=1024, help="tokens that see each other")
     parser.add_argument("--context", type=int, default=8192, help="tokens of each timed decode")

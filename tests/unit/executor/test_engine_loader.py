@@ -105,13 +105,15 @@ def test_load_engine_announces_no_adapters_when_none_are_wanted(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8", "fp8"])
 def test_load_engine_describes_the_same_model_when_it_was_tried_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_cache_dtype: str
 ) -> None:
     monkeypatch.setenv(TRIALS_VARIABLE, str(tmp_path))
-    first = load_engine_of("--num-device-blocks=8")
+    flags = ("--num-device-blocks=8", f"--kv-cache-dtype={kv_cache_dtype}")
+    first = load_engine_of(*flags)
     monkeypatch.setattr("executor_service.engine_loader.load_model", _never)
-    second = load_engine_of("--num-device-blocks=8")
+    second = load_engine_of(*flags)
     assert replace(second.info, trial_step=None) == replace(first.info, trial_step=None)
     assert (second.compute, second.architecture) == (first.compute, first.architecture)
     assert second.tokenizer_files == first.tokenizer_files

@@ -9,9 +9,9 @@
 // if they are Bf16. Where B is no multiple of what that needs, a group is the block, or a word has
 // no pair; then attention repacks.
 //
-// Codes of 8 bits (kv_codes.h) lie in the same order, one byte each, except that in a vector of words
-// the first numbers of all words come before the second ones. Behind those of all heads are their
-// scales, [G][B] floats. So a block carries its scales wherever it is moved.
+// Codes of 8 bits (kv_codes.h) lie in the same order, one byte each, except that in a vector of
+// words the first numbers of all words come before the second ones. Behind those of all heads are
+// their scales, [G][B] floats. So a block carries its scales wherever it is moved.
 #pragma once
 
 #include "kv_codes.h"

@@ -2,8 +2,8 @@
 //
 // Where blocks lie right for that they are read in place, else a tile is copied first. What a row
 // has not written is never multiplied with: its keys are masked by whoever asked (attention.h), its
-// values are replaced by zeros here, as 0 times NaN is NaN. Codes (kv_codes.h) are widened first, and
-// multiplied without their scales: the keys' are for the scores, the values' for the weights.
+// values are replaced by zeros here, as 0 times NaN is NaN. Codes (kv_codes.h) are widened, and
+// multiplied without scales: those of keys are for the scores, those of values for the weights.
 #pragma once
 
 #include <algorithm>
@@ -100,7 +100,7 @@ struct Tile {
   int start, kv_head;
   const uint32_t* groups[kGroups];
   ValueWords runs[kTile];
-  Region regions[kGroups + 3 * kTile];
+  Region regions[4 * kTile];  // codes have four for each block, of which a tile has kTile at most
   float key_scales[kTile], value_scales[kTile];
   int num_runs, num_regions;
   bool has_values;
@@ -116,7 +116,8 @@ class TileReader {
       : blocks_(blocks), keys_(static_cast<const char*>(keys)),
         values_(static_cast<const char*>(values)),
         key_stride_(key_stride * int64_t(blocks.number_size())),
-        value_stride_(value_stride * int64_t(blocks.number_size())), width_(padded(blocks.value_dim, kPanel)) {
+        value_stride_(value_stride * int64_t(blocks.number_size())),
+        width_(padded(blocks.value_dim, kPanel)) {
     const size_t size = size_t(blocks.key_words()) * kTile + size_t(width_) * kTile / kPair;
     if (copies.size() < size) copies.resize(size);
     copies_ = copies.data();
