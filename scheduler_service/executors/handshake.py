@@ -74,7 +74,7 @@ _MAX_LENGTHS = MappingProxyType(
     }
 )
 _DTYPES = "float32|bfloat16|float16"
-_KV_DTYPES = f"{_DTYPES}|float8_e4m3fn"
+_KV_DTYPES = f"{_DTYPES}|float8_e4m3fn|int8"
 _TEXTS = MappingProxyType(
     {
         "model.name": (r"(?s).+", "a non-empty string"),
