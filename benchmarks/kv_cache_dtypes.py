@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,10 +33,19 @@ from splitserve_kernels.cpu import NativeAttention, load_library
 from splitserve_kernels.paged_batch import SLOT_SCALES, AttentionOptions, build_paged_batch
 from tests.support.models.model_pair import served_logits
 
-_TEXT = Path("docs/operations.md")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+from bundled_model.grammar import sample_world, tell_story
+
+_NUM_STORIES = 120
 _DTYPES = {"auto": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _BLOCK_SIZE = 16
 _NUM_KV_HEADS, _GROUP = 8, 4
+
+
+def _stories() -> str:
+    """Returns a text of the kind that the bundled model was trained with."""
+    rng = random.Random(7)
+    return "\n\n".join(tell_story(rng, sample_world(rng)) for _ in range(_NUM_STORIES))
 
 
 @torch.inference_mode()
@@ -98,9 +109,9 @@ def main() -> None:
     """Scores the text and times attention, with each dtype."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(BUNDLED_DIRECTORY), help="a checkpoint")
-    parser.add_argument("--text", type=Path, default=_TEXT, help="of the kind that the model knows")
+    parser.add_argument("--text", type=Path, help="default: stories as the bundled model knows")
     parser.add_argument("--tokens", type=int, default=4096, help="of the text, from its start")
-    parser.add_argument("--window", type=int, default=1024, help="tokens that see each other")
+    parser.add_argument("--window", type=int, default=512, help="tokens that see each other")
     parser.add_argument("--context", type=int, default=8192, help="tokens of each timed decode")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -108,7 +119,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     files = load_model(ModelConfig(arguments.model)).tokenizer_files
     tokenizer = Tokenizer.from_buffer(read_tokenizer_file(files["tokenizer.json"]))
-    text = arguments.text.read_text(encoding="utf-8")
+    text = arguments.text.read_text(encoding="utf-8") if arguments.text else _stories()
     token_ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids)
     windows = torch.split(token_ids[: arguments.tokens], arguments.window)
     far = [slice(len(window) * 3 // 4, None) for window in windows]

@@ -397,7 +397,11 @@ class StepRows:
         self._stay_ids[work.row_ids] = work.stay_ids
 
     def _count_more(self, work: RowWork, before: Int32Array | None, counts: Int32Array) -> None:
-        """Counts the tokens of rows that have `counts`; those `before` (None for none) were."""
+        """Counts the tokens of rows behind the first.
+
+        `counts`: [R], tokens of each row so far. `before`: [R], those already counted; None for
+        none.
+        """
         is_same = self._stay_ids[work.row_ids] == work.stay_ids
         row_ids = work.row_ids[is_same]
         num_more = np.maximum(counts[is_same] - 1, 0)

@@ -433,9 +433,10 @@ class RowColumns:
         return work
 
     def settle(self, row_ids: Int64Array, num_unsure: Int32Array, missing: Int32Array) -> None:
-        """Takes back `missing` of the `num_unsure` tokens of a step; the others have come.
+        """Corrects the lengths of rows when the result of a step is known.
 
-        All arrays: [R] int32 or int64.
+        All arrays: [R] int32 or int64. `num_unsure`: tokens that were promised and not sure.
+        `missing`: how many of them did not come.
         """
         self.num_unsure[row_ids] -= num_unsure
         self.num_computed[row_ids] -= missing

@@ -255,7 +255,7 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """Tokens that the rows of a step have got since its part before; the result has them, too.
+    """New tokens of a step that is still running. Its result will contain them, too.
 
     `counts`: [R] int32, how many of `token_ids` (int32, in row order) each row has.
     """

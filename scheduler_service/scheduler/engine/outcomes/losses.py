@@ -273,7 +273,9 @@ def evacuate(placement: Placement, in_flight: Collection[str]) -> list[Request]:
 def take_back(
     placement: Placement, plan: StepPlan, events: StepEvents, num_reported: Int32Array | None = None
 ) -> None:
-    """Undoes the result of `plan`, or a part of it, in requests that go on, for `evacuate`.
+    """Removes the tokens of a result, or of a part of it, from unfinished requests.
+
+    Called before `evacuate`, after an error in the middle of applying the result of `plan`.
 
     `events`: what would have been reported. `num_reported`: [R], tokens of each row that earlier
     parts reported, which stay; None for none. Restores nothing else in the placement. Beams stay as

@@ -187,7 +187,7 @@ def test_rest_of_the_run_counts_when_the_row_is_preempted_behind_a_part() -> Non
     assert request.sequence.num_promised == 0
 
 
-def test_row_with_logprobs_waits_for_the_result() -> None:
+def test_rows_of_one_request_wait_for_the_result() -> None:
     driver = CoreDriver(features=FEATURES, max_run_ahead=8)
     driver.add(3, max_tokens=30, n=2)
     for _ in range(4):
