@@ -8,6 +8,9 @@ const MAX_SHOWN = 8;
 const MAX_SHOWN_ON_PHONES = 4;
 const KEPT_FOR_ENDED = 2;
 const MAX_REASONS = 4;
+// Of a longer history the middle is left out.
+const FIRST_EVENTS = 4;
+const LATEST_EVENTS = 16;
 const phone = matchMedia("(max-width: 480px)");
 
 // List of requests: a button for each, with its id and facts.
@@ -238,11 +241,19 @@ export class RequestPanel {
       item.append(element("time"), element("span"));
       return item;
     };
-    fill(this.events, events.slice(-20), make, (item, [sinceMs, what]) => {
-      text(item.firstChild, sinceMs ? `+${duration(sinceMs)}` : "0");
+    fill(this.events, withoutMiddle(events), make, (item, [sinceMs, what]) => {
+      text(item.firstChild, sinceMs ? `+${duration(sinceMs)}` : sinceMs === 0 ? "0" : "");
       text(item.lastChild, what);
     });
   }
+}
+
+// A line without a time stands for the events that are left out.
+function withoutMiddle(events) {
+  const leftOut = events.length - FIRST_EVENTS - LATEST_EVENTS;
+  if (leftOut <= 0) return events;
+  const line = [null, `… ${counted(leftOut, "event")} more …`];
+  return [...events.slice(0, FIRST_EVENTS), line, ...events.slice(-LATEST_EVENTS)];
 }
 
 function describeEvent({ kind, executor, reason, numbers }) {
