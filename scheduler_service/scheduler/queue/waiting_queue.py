@@ -143,13 +143,14 @@ class WaitingQueue:
         self._lanes.remove(request)
         del self._requests[request.request_id]
 
-    def begun(self, request: Request, num_uncached_tokens: int) -> None:
+    def begun(self, request: Request, num_uncached_tokens: int, *, is_beside: bool = False) -> None:
         """Removes a waiting request that an engine has begun, and charges its tenant.
 
-        `num_uncached_tokens`: tokens that the engine has to compute. May set
-        `request.is_protected`.
+        `num_uncached_tokens`: tokens that the engine has to compute. `is_beside`: a short prompt
+        that began beside others, which brings no turn nearer. May set `request.is_protected`.
         """
-        self._order.begun(request, num_uncached_tokens)
+        if self._tenants is not None or not is_beside:
+            self._order.begun(request, num_uncached_tokens)
         self.remove(request)
         self._begun.append(request)
 

@@ -21,7 +21,7 @@ from scheduler_service.scheduler.engine.planning.batch_policy import StepShape
 from scheduler_service.scheduler.engine.planning.lateness import DeadlineEnforcer
 from scheduler_service.scheduler.engine.planning.room import MAX_BYPASSES, Room
 from scheduler_service.scheduler.engine.planning.rows import RunningRows
-from scheduler_service.scheduler.engine.planning.step_limits import StepBudget
+from scheduler_service.scheduler.engine.planning.step_limits import ShortPart, StepBudget
 from scheduler_service.scheduler.engine.sequences import SequenceEndings
 from scheduler_service.scheduler.queue import OpenLanes, Waiting
 from scheduler_service.scheduler.values import (
@@ -36,6 +36,8 @@ from scheduler_service.scheduler.values import (
 
 # Most blocked requests that a step looks past; bounds the work of a step.
 _MAX_BLOCKED = 16
+# Most long requests that a short one is looked for behind.
+_MAX_LONG = 8
 # Waiting requests to look at while an engine is full: two that may have a turn and the most urgent.
 _MAX_LOOKED_AT_WHEN_FULL = 3
 _PASSABLE = frozenset(
@@ -175,7 +177,7 @@ class Admitter:
             draft.wanted_adapters.add(adapter)
         return False
 
-    def _start(self, request: Request, hit: PrefixHit) -> None:
+    def _start(self, request: Request, hit: PrefixHit, *, is_beside: bool) -> None:
         """Allocates a row and blocks to a request that was found to fit; charges its tenant."""
         placement, leader = self._placement, request.unfinished[0]
         if request.num_preemptions == 0:
@@ -186,7 +188,8 @@ class Admitter:
                 num_on_host=len(hit.host_blocks) * self._config.block_size,
             )
         if request in self._queue:
-            self._queue.begun(request, len(leader.token_ids) - hit.num_tokens)
+            num_uncached = len(leader.token_ids) - hit.num_tokens
+            self._queue.begun(request, num_uncached, is_beside=is_beside)
         placement.start(leader, hit)
 
     # -- a step ------------------------------------------------------------------------------------
@@ -217,6 +220,45 @@ class Admitter:
             self._admit_waiting(waiting, budget, admitted, [], ahead)
         budget.num_reserved, budget.may_preempt = 0, True
         return admitted
+
+    def admit_short(
+        self, shape: StepShape, budget: StepBudget, waiting: Waiting, part: ShortPart
+    ) -> list[tuple[int, int]]:
+        """Gives a row to one waiting request that is short beside the prompts that run.
+
+        It must be first in the queue, unless the policy lets it pass others. Returns as `admit`.
+        """
+        admitted: list[tuple[int, int]] = []
+        if not shape.takes_waiting or self._placement.preempted:
+            return admitted
+        self._room.begin_step()
+        self._open_lanes()
+        if self._is_full_for(waiting):
+            return admitted
+        budget.num_reserved, budget.may_preempt = budget.num_tokens - part.num_tokens, False
+        self._keeps_bytes = False
+        passed: list[Request] = []
+        for request in self._hopeful(waiting, budget, admitted, passed, None):
+            if self._queue.step_class(request) > part.step_class:
+                break
+            if self._is_short(request, part):
+                if self._try_to_admit(request, budget, admitted, is_beside=True) is None:
+                    for each in passed:
+                        each.num_bypasses += 1
+                break
+            if request.num_bypasses >= self._pool_bypasses or len(passed) == _MAX_LONG:
+                break
+            passed.append(request)
+        budget.num_reserved, budget.may_preempt = 0, True
+        return admitted
+
+    def _is_short(self, request: Request, part: ShortPart) -> bool:
+        leader = request.unfinished[0]
+        if len(leader.token_ids) <= part.max_pending:
+            return True
+        self.prepare(request)
+        num_cached = self._placement.blocks.prefixes.find(leader).num_tokens
+        return len(leader.token_ids) - num_cached <= part.max_pending
 
     def admit(
         self, shape: StepShape, budget: StepBudget, waiting: Waiting
@@ -498,9 +540,17 @@ class Admitter:
         return True
 
     def _try_to_admit(
-        self, request: Request, budget: StepBudget, admitted: list[tuple[int, int]]
+        self,
+        request: Request,
+        budget: StepBudget,
+        admitted: list[tuple[int, int]],
+        *,
+        is_beside: bool = False,
     ) -> AdmissionBlocker | None:
-        """Begins a waiting or preempted request; returns the blocker if it cannot run."""
+        """Begins a waiting or preempted request; returns the blocker if it cannot run.
+
+        `is_beside`: a short prompt begins beside others.
+        """
         found = self._find_room(request, may_preempt=budget.may_preempt)
         if isinstance(found, AdmissionBlocker):
             return found
@@ -516,7 +566,7 @@ class Admitter:
         if num_to_encode and budget.num_encoded and budget.num_encoded + num_to_encode > most:
             return AdmissionBlocker.BUDGET
         budget.num_encoded += num_to_encode
-        self._start(request, found)
+        self._start(request, found, is_beside=is_beside)
         num_tokens = self._spend(leader, budget, admitted, num_most)
         if budget.prompts is not None:
             budget.prompts.take(request, num_tokens)

@@ -14,7 +14,7 @@ import numpy as np
 
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.planning.room import HeldShares
-from scheduler_service.scheduler.engine.planning.step_limits import StepLimits, is_again
+from scheduler_service.scheduler.engine.planning.step_limits import ShortPart, StepLimits, is_again
 from scheduler_service.scheduler.engine.row_columns import NO_STAY, ONE, ZERO
 from scheduler_service.scheduler.engine.sequences import Siblings
 from scheduler_service.scheduler.queue import TURN_EVERY, Key
@@ -35,6 +35,10 @@ def _within(chunks: Int32Array, num_most: int) -> Int32Array:
     """Returns `chunks` cut to `num_most` tokens together, from the last one on. [R] int32."""
     parts: Int32Array = np.clip(num_most - (np.cumsum(chunks) - chunks), 0, chunks)
     return parts.astype(np.int32)
+
+
+# A prompt is short beside one that is this many times as long.
+_SHORTER_BY = 2
 
 
 class RunningRows:
@@ -86,11 +90,16 @@ class RunningRows:
             is_prefill &= wanted > 0
             num_wanted = int(wanted.sum())
         served = np.concatenate([np.flatnonzero(is_decode), np.flatnonzero(is_prefill)])
+        chunks, shortest = np.zeros(len(order), np.int32), None
         if num_wanted > budget:
             served = self._served(served, is_turn=is_turn)
-        chunks = np.zeros(len(order), np.int32)
-        of_served = wanted[served].astype(np.int32)
-        chunks[served] = np.clip(budget - (np.cumsum(of_served) - of_served), 0, of_served)
+            num_left = budget - int(num_decodes)
+            shortest = None if is_turn else self._shortest(order, is_prefill, num_left)
+        if shortest is not None:
+            chunks[shortest] = min(limits.num_for_shortest(num_left), int(wanted[shortest]))
+            budget -= int(chunks[shortest])
+        of_served = (wanted - chunks)[served].astype(np.int32)
+        chunks[served] += np.clip(budget - (np.cumsum(of_served) - of_served), 0, of_served)
         if self._is_uncached:
             chunks[chunks < wanted] = 0
         decoding = order[is_decode & (chunks > 0)]
@@ -127,6 +136,48 @@ class RunningRows:
         return is_decode, np.where((pending > 1) & may_run, chunks, is_decode)
 
     # -- scarce tokens -------------------------------------------------------------------------
+
+    def short_part(self, budget: int, *, decodes: bool, limits: StepLimits) -> ShortPart | None:
+        """Returns the part of a step that running prompts leave to a waiting one that is short.
+
+        None if they leave enough as it is, or if the part is for one of them.
+        """
+        rows, order = self._rows, self._rows.order
+        if rows.all_decode or self._is_turn:
+            return None
+        is_decode, wanted = self._wants(order, (), decodes=decodes)
+        is_prefill = ~is_decode & (wanted > 0)
+        num_left = min(budget, limits.num_tokens) - int(np.count_nonzero(is_decode))
+        num_tokens = limits.num_for_shortest(num_left)
+        num_pending = self._pending_of_first(order, is_prefill)
+        if num_tokens == 0 or num_pending <= num_left:
+            return None
+        if self._shortest(order, is_prefill, num_left) is not None:
+            return None
+        first = int(order[is_prefill][0])
+        return ShortPart(num_tokens, num_pending // _SHORTER_BY, rows.step_class(first))
+
+    def _pending_of_first(self, order: Int64Array, is_prefill: BoolArray) -> int:
+        """Returns how many tokens the first prefill still has to compute; 0 without one."""
+        first = order[is_prefill][:1]
+        return int((self._rows.num_tokens[first] - self._rows.num_computed[first]).sum())
+
+    def _shortest(self, order: Int64Array, is_prefill: BoolArray, num_left: int) -> int | None:
+        """Returns the index of the prefill to which a part of the step goes out of turn.
+
+        It has the fewest tokens to compute, and few beside the first one, which is of the same step
+        class and would take all `num_left` tokens. None if there is no such prefill.
+        """
+        rows, found = self._rows, np.flatnonzero(is_prefill)
+        num_pending = self._pending_of_first(order, is_prefill)
+        if len(found) <= 1 or num_pending <= num_left:
+            return None
+        if self.has_classes:
+            first = rows.step_class(order[found[0]])
+            found = found[: bisect_right(order[found], first, key=rows.step_class)]
+        pending = rows.num_tokens[order[found]] - rows.num_computed[order[found]]
+        index = int(np.argmin(pending))
+        return int(found[index]) if pending[index] <= num_pending // _SHORTER_BY else None
 
     @property
     def _is_turn(self) -> bool:

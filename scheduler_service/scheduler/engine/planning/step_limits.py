@@ -10,7 +10,7 @@ import numpy as np
 
 from scheduler_service.scheduler.engine.placement import Placement
 from scheduler_service.scheduler.engine.step_time_model import StepTimeModel
-from scheduler_service.scheduler.queue import OpenLanes, Waiting
+from scheduler_service.scheduler.queue import Key, OpenLanes, Waiting
 from scheduler_service.scheduler.values import BoolArray, Request, SchedulerConfig
 
 # Prompt tokens of a step before any step was measured.
@@ -19,6 +19,9 @@ _FIRST_TOKENS = 256
 # no prompt starves. The first one also limits how much time goes into the fixed cost of steps.
 _LEAST_BESIDE_DECODES = 3.0
 _LEAST_WITHIN_TARGET = 1 / 3
+# One part in this many of the prompt tokens is for the shortest prompt, if others want all of them:
+# it does not wait for a long one, which takes at most a third longer.
+_PART_FOR_SHORTEST = 4
 
 # Where tenants share a step, it has few prompt tokens, so that it is short: a new request waits for
 # the steps in flight, which are as long as their prompts. The rest of a prompt is computed by later
@@ -45,6 +48,19 @@ class PromptTokens:
 
     num_most: int
     num_again: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShortPart:
+    """Part of a step for a waiting request that is short beside the prompts that run.
+
+    `num_tokens`: size of the part. `max_pending`: most tokens that the request may have to compute,
+    now and later. `step_class`: that of the first running prompt; the request's may not be greater.
+    """
+
+    num_tokens: int
+    max_pending: int
+    step_class: Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +102,16 @@ class StepLimits:
     def prompts(self) -> PromptTokens | None:
         """Limit of prompt tokens, in a step that tenants share; None for no limit."""
         return self._limits.prompts
+
+    def num_for_shortest(self, num_prompt_tokens: int) -> int:
+        """Returns how many of a step's prompt tokens the shortest prompt may take out of turn.
+
+        0 where tenants share the step, because they have rules of their own, and where prompts are
+        not split.
+        """
+        if not self._splits_prompts or self._config.is_uncached or self.prompts is not None:
+            return 0
+        return max(num_prompt_tokens, 0) // _PART_FOR_SHORTEST
 
     @property
     def _limits(self) -> _Limits:

@@ -154,7 +154,10 @@ class StepPlanner:
             num_tokens = self._config.max_num_batched_tokens
             return self._running.pick(num_tokens, decodes=shape.runs_decodes, limits=limits)
         budget = StepBudget(limits.num_tokens, shape.splits_prompts)
-        admitted = self.admitter.admit_urgent(shape, budget, waiting) if not is_empty else []
+        admitted: list[tuple[int, int]] = []
+        if not is_empty:
+            admitted = self.admitter.admit_urgent(shape, budget, waiting)
+            admitted = admitted or self._admit_short(shape, budget, waiting)
         row_ids, num_new_tokens = self._running.pick(
             budget.num_tokens,
             decodes=shape.runs_decodes,
@@ -174,6 +177,14 @@ class StepPlanner:
             np.concatenate([row_ids[is_there], columns[:, 0]]),
             np.concatenate([num_new_tokens[is_there], columns[:, 1].astype(np.int32)]),
         )
+
+    def _admit_short(
+        self, shape: StepShape, budget: StepBudget, waiting: Waiting
+    ) -> list[tuple[int, int]]:
+        """Begins a waiting request that is short beside running prompts that want all tokens."""
+        limits, decodes = self._limits, shape.runs_decodes
+        part = self._running.short_part(budget.num_tokens, decodes=decodes, limits=limits)
+        return [] if part is None else self.admitter.admit_short(shape, budget, waiting, part)
 
     def _prompt_limit(
         self, tokens: PromptTokens, row_ids: Int64Array, num_new_tokens: Int32Array
