@@ -220,7 +220,7 @@ def _check_length(request: Request, config: SchedulerConfig) -> None:
     if request.params.max_tokens is not None:
         most = max(most, num_prompt_tokens + request.params.max_tokens)
     most = min(most, config.max_model_len)
-    if most > max_len_of(request, config):
+    if most > _max_len_for(request, num_sequences, config):
         each = "" if num_sequences == 1 else f" for each of {num_sequences} sequences"
         raise DomainError(
             "NEVER_FITS_KV_CACHE",
@@ -230,11 +230,20 @@ def _check_length(request: Request, config: SchedulerConfig) -> None:
 
 
 def max_len_of(request: Request, config: SchedulerConfig) -> int:
-    """Returns the most tokens that an unfinished sequence of `request` may have under `config`."""
+    """Returns the most tokens that a sequence of `request` may have under `config`.
+
+    Counts those that have ended, so that the others end at the same length if they begin again.
+    """
+    has_beams = request.params.beam is not None
+    num_sequences = request.num_rows_wanted if has_beams else len(request.sequences)
+    return _max_len_for(request, num_sequences, config)
+
+
+def _max_len_for(request: Request, num_sequences: int, config: SchedulerConfig) -> int:
+    """Returns the most tokens of each of `num_sequences` of `request` that run together."""
     num_cross_blocks = config.num_blocks_for(request.num_encoder_tokens)
-    return config.max_len_for(
-        request.sequence.num_prompt_tokens, max(1, request.num_rows_wanted), num_cross_blocks
-    )
+    num_prompt_tokens = request.sequence.num_prompt_tokens
+    return config.max_len_for(num_prompt_tokens, max(1, num_sequences), num_cross_blocks)
 
 
 # -- Preparation for an engine ---------------------------------------------------------------------
@@ -248,10 +257,12 @@ def prepare_request(request: Request, config: SchedulerConfig) -> None:
     """
     sequence = request.sequence
     request.stop_token_ids = request.params.stop_tokens(config.eos_token_ids)
-    request.stop_len = max_len_of(request, config)
-    if request.params.max_tokens is not None:
+    if request.params.max_tokens is None:
+        request.stop_len = max_len_of(request, config)
+    else:
         by_length = sequence.num_prompt_tokens + request.params.max_tokens
-        request.stop_len = min(by_length, request.stop_len)
+        most = _max_len_for(request, request.num_rows_wanted, config)
+        request.stop_len = min(by_length, most)
     if request.params.beam is not None:
         _prepare_search(request, config.vocab_size)
     if request.params.pooling is not None and config.vectors is not None:

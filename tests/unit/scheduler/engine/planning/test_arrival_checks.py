@@ -98,6 +98,17 @@ def test_request_fits_when_its_unfinished_sequences_fit() -> None:
     assert request.stop_len == 45
 
 
+def test_stop_length_is_the_same_when_sequences_have_ended() -> None:
+    config = make_config(num_device_blocks=15, block_size=4, max_num_seqs=3)
+    params = SamplingParams(n=3, max_tokens=None)
+    request = Request.create("r", [1, 2, 3, 4, 5], params, arrival=1, seed=0)
+    prepare_request(request, config)
+    before = request.stop_len
+    request.sequences[0].status = SequenceStatus.FINISHED
+    prepare_request(request, config)
+    assert request.stop_len == before < config.max_model_len
+
+
 # -- sequences ---------------------------------------------------------------------------------
 
 
