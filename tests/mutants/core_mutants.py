@@ -14,6 +14,7 @@ _UNIT = "tests/unit/scheduler/engine/"
 _MACHINE = "tests/property/test_core_state_machine.py::TestCoreMachine"
 _SEVERAL = "tests/property/test_core_several_tokens.py"
 _PARTS = f"{_UNIT}outcomes/test_step_parts.py"
+_SHORT = f"{_UNIT}planning/test_short_prompts.py"
 _TENANTS = "tests/property/test_tenants_apart.py"
 
 CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
@@ -315,6 +316,36 @@ CORE_MUTANTS: Mapping[str, Mutant] = MappingProxyType(
             "return self.sequence(self._row_order[-1])",
             "return self.sequence(self._row_order[0])",
             f"{_UNIT}planning/test_growing_rows.py",
+        ),
+        "a short prompt takes all tokens of a step": Mutant(
+            f"{_ENGINE}planning.step_limits",
+            "return max(num_prompt_tokens, 0) // _PART_FOR_SHORTEST",
+            "return max(num_prompt_tokens, 0)",
+            _SHORT,
+        ),
+        "long prompts are passed by short ones without end": Mutant(
+            f"{_ENGINE}planning.admitter",
+            "request.num_bypasses >= self._pool_bypasses or len(passed) == _MAX_LONG",
+            "not self._pool_bypasses or len(passed) == _MAX_LONG",
+            _SHORT,
+        ),
+        "cached tokens make a prompt long": Mutant(
+            f"{_ENGINE}planning.admitter",
+            "return len(leader.token_ids) - num_cached <= part.max_pending",
+            "return False",
+            _SHORT,
+        ),
+        "a short prompt begins beside more urgent ones": Mutant(
+            f"{_ENGINE}planning.admitter",
+            "if self._queue.step_class(request) > part.step_class:",
+            "if False:",
+            _SHORT,
+        ),
+        "sequences grow longer when their siblings have ended": Mutant(
+            f"{_ENGINE}planning.arrival_checks",
+            "request.num_rows_wanted if has_beams else len(request.sequences)",
+            "request.num_rows_wanted",
+            f"{_UNIT}planning/test_arrival_checks.py",
         ),
         "a deadline is refused one step too early": Mutant(
             f"{_ENGINE}planning.lateness",

@@ -163,10 +163,10 @@ class RunningRows:
         return int((self._rows.num_tokens[first] - self._rows.num_computed[first]).sum())
 
     def _shortest(self, order: Int64Array, is_prefill: BoolArray, num_left: int) -> int | None:
-        """Returns the index of the prefill to which a part of the step goes out of turn.
+        """Returns the index of a short prefill, which gets tokens beside a long one; None if none is.
 
-        It has the fewest tokens to compute, and few beside the first one, which is of the same step
-        class and would take all `num_left` tokens. None if there is no such prefill.
+        Long is the first prefill if it could compute all `num_left` tokens. Short is the one with
+        the fewest tokens to compute, of the same step class.
         """
         rows, found = self._rows, np.flatnonzero(is_prefill)
         num_pending = self._pending_of_first(order, is_prefill)

@@ -70,6 +70,15 @@ class Fleet:
         return given_up
 
 
+def test_executor_is_kept_while_parts_of_its_step_come() -> None:
+    fleet = Fleet("a", "b")
+    fleet.send("a")
+    for _ in range(10):
+        assert fleet.wait(0.8 * FLOOR_S, answering=["b"]) == {}
+        fleet.watches["a"].progressed(fleet.now_ns)
+    assert fleet.wait(2 * FLOOR_S, answering=["b"]).keys() == {"a"}
+
+
 def test_executor_is_given_up_when_it_hangs_while_others_answer() -> None:
     fleet = Fleet("a", "b", "c")
     fleet.send("a")

@@ -55,6 +55,12 @@ class ScriptedLink:
             pb.StepResult(step_id=step_id, status=pb.STEP_STATUS_OK, sampled_token_ids=tokens)
         )
 
+    def tell_part(self, step_id: int, tokens: bytes) -> None:
+        """Makes a part of a result come in."""
+        self._results.put_nowait(
+            pb.StepResult(step_id=step_id, status=pb.STEP_STATUS_PARTIAL, sampled_token_ids=tokens)
+        )
+
     async def results(self) -> AsyncGenerator[pb.StepResult, None]:
         """See Link."""
         while True:
@@ -167,6 +173,28 @@ async def test_executor_is_lost_when_it_repeats_a_result_for_ever() -> None:
         talk.link.answer(1, 7)
     assert "broke the step contract" in str(await talk.lost())
     assert talk.step_ids == [1]
+
+
+async def test_parts_are_reported_until_their_result() -> None:
+    talk = Conversation()
+    talk.send()
+    talk.link.tell_part(1, np.array([7], "<i4").tobytes())
+    talk.link.tell_part(1, np.array([-1], "<i4").tobytes())
+    talk.link.answer(1, 7)
+    talk.link.tell_part(1, np.array([8], "<i4").tobytes())
+    await talk.turns()
+    assert [event.part.token_ids.tolist() for event in talk.parts] == [[7], []]
+    assert [event.part.counts.tolist() for event in talk.parts] == [[1], [0]]
+    assert talk.step_ids == [1]
+    await talk.close()
+
+
+async def test_executor_is_lost_when_a_part_is_undecodable() -> None:
+    talk = Conversation()
+    talk.send()
+    talk.link.tell_part(1, b"odd")
+    assert "broke the step contract" in str(await talk.lost())
+    assert talk.parts == []
 
 
 async def test_result_of_another_step_is_reported_without_rows() -> None:

@@ -24,6 +24,7 @@ from scheduler_service.scheduler.values import (
     RowWork,
     SamplingParams,
     StepOutcome,
+    StepPart,
     StepPlan,
     StepStatus,
     TableWrites,
@@ -406,6 +407,11 @@ class Rows:
         outcome = StepOutcome(1, status, token_ids, token_counts=np.array(counts, np.int32))
         return [life.key for life in self.rows.answered(outcome)]
 
+    def tell_part(self, step_id: int, *counts: int) -> list[str]:
+        """Who got the token that it awaited, by so many further tokens of each row."""
+        part = StepPart(step_id, np.array(counts, np.int32), np.zeros(sum(counts), np.int32))
+        return [life.key for life in self.rows.progressed(part)]
+
 
 def _request(name: str) -> Request:
     return Request.create(name, [1], SamplingParams(), arrival=1, seed=1)
@@ -464,6 +470,20 @@ def test_tokens_beyond_the_guesses_are_those_of_running_on() -> None:
 
     counted = {k: (each.num_more_tokens, each.num_accepted) for k, each in rows.lives.items()}
     assert counted == {"a": (4, 2), "b": (3, 0)}
+
+
+def test_parts_of_a_result_are_counted_once() -> None:
+    rows = Rows("a", "b")
+    rows.lives["a"].awaits_token = True
+    rows.send({0: 7, 2: 9}, {0: "a", 2: "b"}, num_new_tokens=3, run_on={0: 3, 2: 3})
+
+    assert rows.tell_part(1, 1, 0) == ["a"]
+    assert rows.tell_part(1, 1, 2) == []
+    assert rows.tell_part(2, 4, 4) == []  # of a step that is not known
+    assert rows.answer(4, 2) == []
+    for life in rows.lives.values():
+        rows.rows.settle(life)
+    assert {k: each.num_more_tokens for k, each in rows.lives.items()} == {"a": 3, "b": 1}
 
 
 NUM_PLACES = 5
