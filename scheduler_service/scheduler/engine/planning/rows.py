@@ -163,7 +163,7 @@ class RunningRows:
         return int((self._rows.num_tokens[first] - self._rows.num_computed[first]).sum())
 
     def _shortest(self, order: Int64Array, is_prefill: BoolArray, num_left: int) -> int | None:
-        """Returns the index of a short prefill, which gets tokens beside a long one; None if none is.
+        """Returns the index of a short prefill that gets tokens beside a long one; else None.
 
         Long is the first prefill if it could compute all `num_left` tokens. Short is the one with
         the fewest tokens to compute, of the same step class.
