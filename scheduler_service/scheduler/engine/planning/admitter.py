@@ -229,27 +229,25 @@ class Admitter:
         It must be first in the queue, unless the policy lets it pass others. Returns as `admit`.
         """
         admitted: list[tuple[int, int]] = []
-        if not shape.takes_waiting or self._placement.preempted:
-            return admitted
         self._room.begin_step()
         self._open_lanes()
-        if self._is_full_for(waiting):
+        if not shape.takes_waiting or self._placement.preempted or self._is_full_for(waiting):
             return admitted
-        budget.num_reserved, budget.may_preempt = budget.num_tokens - part.num_tokens, False
-        self._keeps_bytes = False
+        budget.num_reserved = budget.num_tokens - part.num_tokens
+        budget.may_preempt, budget.is_beside, self._keeps_bytes = False, True, False
         passed: list[Request] = []
         for request in self._hopeful(waiting, budget, admitted, passed, None):
             if self._queue.step_class(request) > part.step_class:
                 break
             if self._is_short(request, part):
-                if self._try_to_admit(request, budget, admitted, is_beside=True) is None:
+                if self._try_to_admit(request, budget, admitted) is None:
                     for each in passed:
                         each.num_bypasses += 1
                 break
             if request.num_bypasses >= self._pool_bypasses or len(passed) == _MAX_LONG:
                 break
             passed.append(request)
-        budget.num_reserved, budget.may_preempt = 0, True
+        budget.num_reserved, budget.may_preempt, budget.is_beside = 0, True, False
         return admitted
 
     def _is_short(self, request: Request, part: ShortPart) -> bool:
@@ -540,17 +538,9 @@ class Admitter:
         return True
 
     def _try_to_admit(
-        self,
-        request: Request,
-        budget: StepBudget,
-        admitted: list[tuple[int, int]],
-        *,
-        is_beside: bool = False,
+        self, request: Request, budget: StepBudget, admitted: list[tuple[int, int]]
     ) -> AdmissionBlocker | None:
-        """Begins a waiting or preempted request; returns the blocker if it cannot run.
-
-        `is_beside`: a short prompt begins beside others.
-        """
+        """Begins a waiting or preempted request; returns the blocker if it cannot run."""
         found = self._find_room(request, may_preempt=budget.may_preempt)
         if isinstance(found, AdmissionBlocker):
             return found
@@ -566,7 +556,7 @@ class Admitter:
         if num_to_encode and budget.num_encoded and budget.num_encoded + num_to_encode > most:
             return AdmissionBlocker.BUDGET
         budget.num_encoded += num_to_encode
-        self._start(request, found, is_beside=is_beside)
+        self._start(request, found, is_beside=budget.is_beside)
         num_tokens = self._spend(leader, budget, admitted, num_most)
         if budget.prompts is not None:
             budget.prompts.take(request, num_tokens)

@@ -260,6 +260,7 @@ def prepare_request(request: Request, config: SchedulerConfig) -> None:
     if request.params.max_tokens is None:
         request.stop_len = max_len_of(request, config)
     else:
+        # Sequences that have ended need no room: the others reach their length without it.
         by_length = sequence.num_prompt_tokens + request.params.max_tokens
         most = _max_len_for(request, request.num_rows_wanted, config)
         request.stop_len = min(by_length, most)

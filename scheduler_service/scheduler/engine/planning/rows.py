@@ -30,15 +30,14 @@ from scheduler_service.scheduler.values import (
 )
 from scheduler_service.scheduler.values import SequenceStatus as Status
 
+# A prompt is short beside one that is this many times as long.
+_SHORTER_BY = 2
+
 
 def _within(chunks: Int32Array, num_most: int) -> Int32Array:
     """Returns `chunks` cut to `num_most` tokens together, from the last one on. [R] int32."""
     parts: Int32Array = np.clip(num_most - (np.cumsum(chunks) - chunks), 0, chunks)
     return parts.astype(np.int32)
-
-
-# A prompt is short beside one that is this many times as long.
-_SHORTER_BY = 2
 
 
 class RunningRows:

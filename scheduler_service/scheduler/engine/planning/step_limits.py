@@ -237,6 +237,7 @@ class StepBudget:
     yet. `num_reserved`: tokens for running rows that go before the request to be admitted.
     `may_preempt`: running requests may be preempted for a waiting one. `prompts`: limit of prompt
     tokens in the step; None for no limit. `num_encoded`: encoder tokens that the step encodes.
+    `is_beside`: a request to be admitted is a short prompt that begins beside long ones.
     """
 
     num_tokens: int
@@ -246,6 +247,7 @@ class StepBudget:
     may_preempt: bool = True
     prompts: PromptLimit | None = None
     num_encoded: int = 0
+    is_beside: bool = False
 
     @property
     def num_left(self) -> int:
