@@ -10,6 +10,7 @@ request needs it), and `{max_num_seqs}` how many requests run at once. Requests 
 - `arrivals`: requests come at random times (Poisson), at the rate at which the first server, with 8
   at a time, began them; or at `--arrivals-per-s`.
 - `long prompt`: comes while 8 requests decode; gaps are those of the decodes until its first token.
+- `beside a long prompt`: 8 requests with prompts of 128 tokens, half a second after such a prompt.
 
 Gaps are the times between chunks of a stream, and a chunk may have several tokens:
 `tokens_per_chunk`. `cpu_ms_per_token` is CPU time of the server's processes, `foreign_cores` what
@@ -56,11 +57,14 @@ _STOP_S = 30.0
 _FEWEST_REQUESTS = 8
 _ARRIVALS_STREAMS = 8
 _NUM_DECODES = 8
-_DECODE_PROMPT = 128
+_NUM_SHORT = 8
+_SHORT_PROMPT = 128
 # Chunks that each decode has had when the long prompt comes.
 _DECODED_CHUNKS = 8
 # Enough for the gaps in which its first token comes to end.
 _LONG_PROMPT_OUTPUT = 16
+# By then a server has read it.
+_SHORT_PROMPTS_AFTER_S = 0.5
 # Lower ids are those of special tokens.
 _FIRST_TOKEN = 16
 
@@ -108,7 +112,7 @@ class Load:
     @property
     def num_positions(self) -> int:
         """Tokens of the longest request."""
-        decode = _DECODE_PROMPT + self.decode_tokens
+        decode = _SHORT_PROMPT + self.decode_tokens
         short = self.prompt_lengths[1] + self.output_lengths[1]
         long = max(self.long_prompt + _LONG_PROMPT_OUTPUT, decode) if self.long_prompt else 0
         return max(short, long)
@@ -240,6 +244,7 @@ def measure_server(
             found("arrivals", _measure_arrivals(server, load, number, per_s))
         if load.long_prompt:
             found("long prompt", _measure_long_prompt(server, load, number))
+            found("beside a long prompt", _measure_short_prompts(server, load, number))
 
 
 Drive = Callable[[str, list[bytes]], Coroutine[Any, Any, list[Stream]]]
@@ -279,7 +284,7 @@ def _measure_long_prompt(server: Server, load: Load, number: int) -> Figures:
     rng = random.Random(f"{number} long prompt")
     decode = Asked((), load.decode_tokens)
     decodes = [
-        replace(decode, prompt=_draw_prompt(rng, load, _DECODE_PROMPT)).encoded(server)
+        replace(decode, prompt=_draw_prompt(rng, load, _SHORT_PROMPT)).encoded(server)
         for _ in range(_NUM_DECODES)
     ]
     prompt = Asked(_draw_prompt(rng, load, load.long_prompt), _LONG_PROMPT_OUTPUT).encoded(server)
@@ -301,6 +306,20 @@ def _measure_long_prompt(server: Server, load: Load, number: int) -> Figures:
         "gap_ms_max": max(gaps_ms),
         "foreign_cores": costs.foreign_cores,
     }
+
+
+def _measure_short_prompts(server: Server, load: Load, number: int) -> Figures:
+    rng = random.Random(f"{number} beside a long prompt")
+    lengths = [load.long_prompt, *[_SHORT_PROMPT] * _NUM_SHORT]
+    requests = [
+        Asked(_draw_prompt(rng, load, length), _LONG_PROMPT_OUTPUT).encoded(server)
+        for length in lengths
+    ]
+    at_s = [0.0, *[_SHORT_PROMPTS_AFTER_S] * _NUM_SHORT]
+    streams, costs = _with_costs(server, run_open(server.host, requests, at_s))
+    for stream in streams:
+        _check(stream)
+    return {**latencies(streams[1:]), "foreign_cores": costs.foreign_cores}
 
 
 def latencies(streams: Sequence[Stream]) -> Figures:

@@ -39,7 +39,10 @@ _UNTIL_A_TOKEN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class AnsweredStep:
-    """Step with its result. `sent_ns`, `answered_ns`: nanoseconds since 1970."""
+    """Step with its result, or with the first part of it: then the last three are None.
+
+    `sent_ns`, `answered_ns`: nanoseconds since 1970.
+    """
 
     step_id: int
     executor: str
@@ -47,9 +50,9 @@ class AnsweredStep:
     num_tokens: int
     sent_ns: int
     answered_ns: int
-    status: str
-    move_us: int
-    compute_us: int
+    status: str | None = None
+    move_us: int | None = None
+    compute_us: int | None = None
 
 
 class RequestTrace:
@@ -154,7 +157,7 @@ class RequestTrace:
         """
         if phase is None or phase is not self.phase_span or not self.awaits_token:
             return
-        attributes: Attributes = {
+        attributes = {
             "splitserve.step_id": step.step_id,
             "splitserve.executor": step.executor,
             "splitserve.step.status": step.status,
@@ -164,7 +167,8 @@ class RequestTrace:
             "splitserve.step.move_us": step.move_us,
             "splitserve.step.compute_us": step.compute_us,
         }
-        span = self._child("step", attributes, phase, step.sent_ns)
+        known = {name: value for name, value in attributes.items() if value is not None}
+        span = self._child("step", known, phase, step.sent_ns)
         if span is not None:
             span.end(step.answered_ns)
 

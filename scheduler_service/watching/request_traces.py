@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 import grpc.aio
@@ -57,11 +57,12 @@ class _Part:
     phase: Span | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _SentStep:
     """Step that was sent and has no result yet.
 
-    `left`: traces that lost a row of the step since then.
+    `left`: traces that lost a row of the step since then. `is_counted`: a part of its result came,
+    and with it the step was counted.
     """
 
     work: RowWork
@@ -69,6 +70,7 @@ class _SentStep:
     sent_ns: int
     parts: list[_Part]
     left: list[RequestTrace] = field(default_factory=list)
+    is_counted: bool = False
 
 
 class TracedRows:
@@ -103,32 +105,48 @@ class TracedRows:
         ]
         self._steps[plan.step_id] = _SentStep(work, plan.num_tokens, now_ns, parts)
 
+    def progressed(self, step_id: int, now_ns: int) -> None:
+        """Does with the first part of a result what `answered` does, for traces that end with it.
+
+        The compute time is counted for those that still have a row when the step is answered.
+        """
+        sent = self._steps.get(step_id)
+        if sent is None or sent.is_counted:
+            return
+        self._count(sent, 0)
+        sent.is_counted = True
+        self._add_spans(sent, self._answered_step(step_id, sent, now_ns))
+
     def answered(self, outcome: StepOutcome, now_ns: int) -> None:
         """Counts a step for its rows, and adds its span to the traces that awaited a token."""
         sent = self._steps.pop(outcome.step_id, None)
         if sent is None:
             return
-        work, compute_us = sent.work, outcome.compute_us
+        self._count(sent, outcome.compute_us)
+        if not sent.is_counted:
+            answered = replace(
+                self._answered_step(outcome.step_id, sent, now_ns),
+                status=outcome.status.value,
+                move_us=outcome.move_us,
+                compute_us=outcome.compute_us,
+            )
+            self._add_spans(sent, answered)
+
+    def _count(self, sent: _SentStep, compute_us: int) -> None:
+        work, num_steps = sent.work, 0 if sent.is_counted else 1
         row_ids = work.row_ids[self._stay_ids[work.row_ids] == work.stay_ids]
-        self._num_steps[row_ids] += 1
+        self._num_steps[row_ids] += num_steps
         self._compute_us[row_ids] += compute_us
         for trace in sent.left:
-            trace.count_steps(1, compute_us)
-        if not sent.parts:
-            return
-        answered = AnsweredStep(
-            outcome.step_id,
-            self._address,
-            len(work.row_ids),
-            sent.num_tokens,
-            sent.sent_ns,
-            now_ns,
-            outcome.status.value,
-            outcome.move_us,
-            compute_us,
-        )
+            trace.count_steps(num_steps, compute_us)
+
+    def _answered_step(self, step_id: int, sent: _SentStep, now_ns: int) -> AnsweredStep:
+        num_rows = len(sent.work.row_ids)
+        return AnsweredStep(step_id, self._address, num_rows, sent.num_tokens, sent.sent_ns, now_ns)
+
+    def _add_spans(self, sent: _SentStep, step: AnsweredStep) -> None:
         for part in sent.parts:
-            part.trace.step(answered, part.num_tokens, part.phase)
+            part.trace.step(step, part.num_tokens, part.phase)
 
     def ended(self, trace: RequestTrace) -> None:
         """Moves the counts of a trace's rows into the trace, and forgets the trace."""
@@ -273,10 +291,7 @@ class RequestTraces:
     def see(self, turn: Transition) -> None:
         if not self._traces:
             return
-        if (answered := turn.answered) is not None:
-            rows = self._rows.get(answered.address)
-            if rows is not None:
-                rows.answered(answered.outcome, self._now_ns())
+        self._see_result(turn)
         for effect in turn.effects:
             if isinstance(effect, SendStep):
                 self._step_sent(effect.address, effect.plan)
@@ -288,6 +303,16 @@ class RequestTraces:
                 self._executor_gone(effect)
             else:
                 self._see_of_request(effect)
+
+    def _see_result(self, turn: Transition) -> None:
+        if (answered := turn.answered) is not None:
+            rows = self._rows.get(answered.address)
+            if rows is not None:
+                rows.answered(answered.outcome, self._now_ns())
+        if (progressed := turn.progressed) is not None:
+            rows = self._rows.get(progressed.address)
+            if rows is not None:
+                rows.progressed(progressed.part.step_id, self._now_ns())
 
     def _see_of_request(self, effect: Effect) -> None:
         match effect:

@@ -135,7 +135,7 @@ def test_servers_take_turns_and_get_the_same_requests(
     )
     output = capsys.readouterr().out
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    rows = ["start", "streams: 1", "streams: 8", "arrivals", "long prompt"]
+    rows = ["start", "streams: 1", "streams: 8", "arrivals", "long prompt", "beside a long prompt"]
     assert [(line["engine"], line["row"]) for line in lines] == 2 * [
         (engine, row) for engine in (_OURS, "other") for row in rows
     ]

@@ -235,6 +235,44 @@ def test_write_kv_leaves_other_blocks_alone_when_it_writes_one(
         assert int(is_written.sum()) == pool[0].numel()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 36)), min_size=1, max_size=2),
+    dims=st.sampled_from([(32, 32), (6, 5), (80, 36)]),
+    block_size=st.sampled_from([3, 8, 16, 48]),
+    is_in_order=st.booleans(),
+)
+@example(rows=[(5, 60)], dims=(80, 36), block_size=16, is_in_order=True)
+@example(rows=[(0, 64), (16, 16)], dims=(32, 32), block_size=16, is_in_order=False)
+@_SETTINGS
+def test_write_kv_stores_the_same_bytes_when_tokens_come_one_at_a_time(
+    library: NativeLibrary,
+    dtype: torch.dtype,
+    rows: list[tuple[int, int]],
+    dims: tuple[int, int],
+    block_size: int,
+    is_in_order: bool,
+) -> None:
+    shape = Shape(2, 2, *dims, block_size, ())
+    tables, num_blocks = make_tables([sum(row) for row in rows], block_size, 0)
+    if is_in_order:
+        tables = torch.arange(tables.numel()).view_as(tables)
+        num_blocks = tables.numel()
+    tokens = make_tokens(shape, sum(new for _, new in rows), dtype, seed=0)
+    backend = NativeAttention(library)
+    together = make_pools(shape, num_blocks, dtype)
+    whole = make_batch(tables, rows, block_size)
+    backend.write_kv(tokens.key, tokens.value, *together, whole)
+    one_by_one = make_pools(shape, num_blocks, dtype)
+    places = [(i, computed + j) for i, (computed, new) in enumerate(rows) for j in range(new)]
+    for token, (row, position) in enumerate(places):
+        batch = make_batch(tables[row : row + 1], [(position, 1)], block_size)
+        own = slice(token, token + 1)
+        backend.write_kv(tokens.key[own], tokens.value[own], *one_by_one, batch)
+    for a, b in zip(together, one_by_one, strict=True):
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
 @pytest.mark.parametrize(
     ("key_dim", "dtype", "is_possible"),
     [

@@ -190,9 +190,11 @@ class DecoderWorker {
 
   template <class Each>
   void for_tokens(int num_tokens, Each each) {
-    run_phase((num_tokens + kTokensPerTask - 1) / kTokensPerTask, [&](int task) {
-      const int end = std::min(num_tokens, (task + 1) * kTokensPerTask);
-      for (int token = task * kTokensPerTask; token < end; ++token) each(token);
+    const int num_tasks = kTasksPerThread * omp_get_num_threads();
+    const int per_task = std::clamp(num_tokens / num_tasks, 1, kTokensPerTask);
+    run_phase((num_tokens + per_task - 1) / per_task, [&](int task) {
+      const int end = std::min(num_tokens, (task + 1) * per_task);
+      for (int token = task * per_task; token < end; ++token) each(token);
     });
   }
 
@@ -299,27 +301,37 @@ class DecoderWorker {
   }
 
   void store_keys_and_values(const DecoderLayer& layer, int index) {
-    const int dim = decoder_.head_dim, half = decoder_.rotary_dim / 2;
-    const int num_heads = decoder_.num_heads, num_kv_heads = decoder_.num_kv_heads;
+    const int dim = decoder_.head_dim, num_kv_heads = decoder_.num_kv_heads;
     const KVBlocks<T> blocks{step_.block_size, num_kv_heads, dim, dim, step_.kv_format};
-    for_tokens(step_.num_tokens, [&](int token) {
-      T* heads = scratch_.qkv.data() + size_t(token) * qkv_width_;
-      const size_t angles = size_t(step_.positions[token]) * half;
-      for (int head = 0; head < num_heads + num_kv_heads; ++head) {
-        T* at = heads + head * dim;
-        const float* norm = head < num_heads ? layer.query_norm : layer.key_norm;
-        if (norm) rms_norm(at, norm, decoder_.epsilon, dim, at);
-        rotate_head(at, step_.cosines + angles, step_.sines + angles, decoder_.rotary_dim);
-      }
-      const int64_t block = step_.slots[token] / step_.block_size;
-      const int offset = step_.slots[token] % step_.block_size;
+    for_tokens(step_.num_tokens, [&](int first) {
+      const int end = end_of_run(step_.slots, first, step_.num_tokens, blocks.run_length());
+      for (int token = first; token < end; ++token) rotate(layer, token);
+      if (end == first) return;
+      const T* heads = scratch_.qkv.data() + size_t(first) * qkv_width_;
+      const size_t stride = qkv_width_;
+      const int64_t block = step_.slots[first] / step_.block_size;
+      const int offset = step_.slots[first] % step_.block_size;
       char* keys = blocks.block(step_.key_pools[index], block, step_.block_stride);
       char* values = blocks.block(step_.value_pools[index], block, step_.block_stride);
       for (int head = 0; head < num_kv_heads; ++head) {
-        const T* key = heads + (num_heads + head) * dim;
-        blocks.store(keys, values, head, offset, key, key + num_kv_heads * dim);
+        const T* key = heads + (decoder_.num_heads + head) * dim;
+        blocks.store_run(keys, values, head, offset, end - first, {key, stride},
+                         {key + num_kv_heads * dim, stride});
       }
     });
+  }
+
+  // Queries and keys of a token, normalised where the layer does that.
+  void rotate(const DecoderLayer& layer, int token) {
+    const int dim = decoder_.head_dim;
+    T* heads = scratch_.qkv.data() + size_t(token) * qkv_width_;
+    const size_t angles = size_t(step_.positions[token]) * (decoder_.rotary_dim / 2);
+    for (int head = 0; head < decoder_.num_heads + decoder_.num_kv_heads; ++head) {
+      T* at = heads + head * dim;
+      const float* norm = head < decoder_.num_heads ? layer.query_norm : layer.key_norm;
+      if (norm) rms_norm(at, norm, decoder_.epsilon, dim, at);
+      rotate_head(at, step_.cosines + angles, step_.sines + angles, decoder_.rotary_dim);
+    }
   }
 
   void attend(const DecoderLayer& layer, int index) {

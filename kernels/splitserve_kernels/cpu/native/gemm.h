@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <omp.h>
+#include <type_traits>
 #include <vector>
 
 #include "group_weights.h"
@@ -90,6 +91,35 @@ struct PanelWords {
   template <int R>
   SPLITSERVE_INLINE void fetch(int v, size_t k) const {
     __builtin_prefetch(at(v, k) + kBytesAhead<R> / sizeof(uint32_t));
+  }
+};
+
+// The same for several passes over them, each with other rows. A pass fetches its part of as many
+// words that come next, one at a time: so the memory is read while words are multiplied with that
+// are in the cache, and not only in the first pass.
+struct PassWords : PanelWords {
+  const uint32_t* next;
+  // This pass fetches every (mask + 1)-th word from `first` on.
+  size_t mask, first;
+
+  PassWords(const PanelWords& words, const uint32_t* next_words)
+      : PanelWords(words), next(next_words), mask(0), first(0) {}
+
+  PassWords of_pass(int pass, int num_passes) const {
+    PassWords words = *this;
+    size_t step = 1;
+    while (2 * step <= size_t(num_passes)) step *= 2;
+    words.mask = step - 1;
+    words.first = std::min(size_t(pass), step);
+    return words;
+  }
+
+  template <int R>
+  SPLITSERVE_INLINE void fetch(int v, size_t k) const {
+    PanelWords::fetch<R>(v, k);
+    if (v || (k & mask) != first) return;
+    const char* line = reinterpret_cast<const char*>(next + k * kPanel);
+    for (size_t i = 0; i < kPanel * sizeof(uint32_t); i += 64) __builtin_prefetch(line + i, 0, 2);
   }
 };
 
@@ -235,13 +265,21 @@ inline void multiply(const Source* sources, int num_sources, const T* const* row
     const float* from = start ? start + done * Source::kVectors * kLanes : nullptr;
     const T* const* first = rows + done;
     const auto finish_row = [&](int i, const Floats* sums) { finish(done + i, sums); };
-    switch (count) {
-      case 1: multiply_block<T, 1>(sources, num_sources, first, from, finish_row); break;
-      case 2: multiply_block<T, 2>(sources, num_sources, first, from, finish_row); break;
-      case 3: multiply_block<T, 3>(sources, num_sources, first, from, finish_row); break;
-      case 4: multiply_block<T, 4>(sources, num_sources, first, from, finish_row); break;
-      case 5: multiply_block<T, 5>(sources, num_sources, first, from, finish_row); break;
-      default: multiply_block<T, kMaxRows>(sources, num_sources, first, from, finish_row); break;
+    const auto multiply_with = [&](const Source* of_pass) {
+      switch (count) {
+        case 1: multiply_block<T, 1>(of_pass, num_sources, first, from, finish_row); break;
+        case 2: multiply_block<T, 2>(of_pass, num_sources, first, from, finish_row); break;
+        case 3: multiply_block<T, 3>(of_pass, num_sources, first, from, finish_row); break;
+        case 4: multiply_block<T, 4>(of_pass, num_sources, first, from, finish_row); break;
+        case 5: multiply_block<T, 5>(of_pass, num_sources, first, from, finish_row); break;
+        default: multiply_block<T, kMaxRows>(of_pass, num_sources, first, from, finish_row); break;
+      }
+    };
+    if constexpr (std::is_same_v<Source, PassWords>) {
+      const PassWords words = sources->of_pass(block, num_blocks);
+      multiply_with(&words);
+    } else {
+      multiply_with(sources);
     }
     done += count;
   }
@@ -329,12 +367,16 @@ inline int num_tasks(const Linear& linear, int num_rows) {
   return num_row_blocks(linear, num_rows) * num_panels(linear.num_outputs);
 }
 
-// Brings near the panel that this thread probably multiplies with after panel `index`.
-inline void expect_next_panel(const Linear& linear, int index, size_t size, LinesAhead& ahead) {
-  if (linear.kinds) return;
-  const int next = (index + omp_get_num_threads()) % num_panels(linear.num_outputs);
-  const size_t panel_bytes = size_t(linear.num_inputs) * kPanel * size;
-  ahead.add(static_cast<const char*>(linear.panels) + next * panel_bytes, panel_bytes);
+// The panel that this thread probably multiplies with after panel `index`.
+inline int expected_panel(const Linear& linear, int index) {
+  return (index + omp_get_num_threads()) % num_panels(linear.num_outputs);
+}
+
+// Brings near the integers of the panel that is expected after panel `index`.
+inline void expect_integers(const Linear& linear, int index, LinesAhead& ahead) {
+  const size_t panel_bytes = size_t(linear.num_inputs) * kPanel;
+  const size_t first = expected_panel(linear, index) * panel_bytes;
+  ahead.add(static_cast<const char*>(linear.panels) + first, panel_bytes);
 }
 
 // sums[i] += row i times the words of `source`, [num_rows][kVectors * kLanes]; = if it is the first
@@ -414,11 +456,20 @@ __attribute__((noinline)) void multiply_panel(const Linear& linear, int panel_in
   };
   if (linear.kinds) return multiply_unpacked(linear, panel_index, rows, num_rows, sums, ahead);
   if (!linear.scales) {
-    const uint32_t* panel = static_cast<const uint32_t*>(linear.panels) + first;
+    const auto* panels = static_cast<const uint32_t*>(linear.panels);
+    const uint32_t* panel = panels + first;
+    const uint32_t* first_of_next =
+        panels + size_t(expected_panel(linear, panel_index)) * num_words * kPanel;
     constexpr int kWords = kInputBlock / kPerWord<T>;
     for (int word = 0; word < num_words; word += kWords) {
       const PanelWords part{panel + size_t(word) * kPanel, std::min(kWords, num_words - word)};
-      accumulate(part, rows, num_rows, word == 0, sums, &ahead);
+      const bool is_first = word == 0, is_last = word + part.num_words == num_words;
+      if (num_rows <= kMaxRows) {
+        accumulate(part, rows, num_rows, is_first, sums, &ahead);
+      } else {
+        const uint32_t* next = is_last ? first_of_next : part.panel + part.num_words * kPanel;
+        accumulate(PassWords(part, next), rows, num_rows, is_first, sums, &ahead);
+      }
       advance(part.num_words);
     }
     return;
@@ -453,8 +504,8 @@ inline void multiply_task(const Linear& linear, int task, const T* input, size_t
   alignas(64) float sums[kRowBlock * kPanel];
   LinesAhead ahead;
   if (updates.is_any()) updates.expect(panel_index, num_panels(linear.num_outputs), ahead);
-  if (count >= kSmallRowBlock) {
-    expect_next_panel(linear, panel_index, linear.scales ? 1 : sizeof(T), ahead);
+  if (linear.scales && !linear.kinds && count >= kSmallRowBlock) {
+    expect_integers(linear, panel_index, ahead);
   }
   ahead.spread_over((count + kMaxRows - 1) / kMaxRows * (1 + linear.num_inputs / kInputBlock));
   if (linear.rounds_rows()) {

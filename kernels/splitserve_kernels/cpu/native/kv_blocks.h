@@ -20,6 +20,15 @@ namespace splitserve {
 
 inline int padded(int count, int multiple) { return (count + multiple - 1) / multiple * multiple; }
 
+// Numbers of tokens, of which the next one's are `stride` numbers on.
+template <class T>
+struct OfTokens {
+  const T* first;
+  size_t stride;
+
+  const T* at(int token) const { return first + token * stride; }
+};
+
 template <class T>
 struct KVBlocks {
   int32_t block_size, num_kv_heads, key_dim, value_dim, format;
@@ -72,7 +81,25 @@ struct KVBlocks {
     return static_cast<char*>(pool) + index * stride * int64_t(number_size());
   }
 
-  // `key`: [D], `value`: [E].
+  // Most tokens that `store_run` takes.
+  int run_length() const { return has_full_groups() && !has_codes() ? kLanes : 1; }
+
+  // Stores `count` consecutive tokens of one group: a whole group a vector at a time. `key`: [D] of
+  // each, `value`: [E].
+  void store_run(void* key_block, void* value_block, int kv_head, int offset, int count,
+                 OfTokens<T> key, OfTokens<T> value) const {
+    if (count == kLanes && run_length() == kLanes) {
+      const T* rows[kLanes];
+      for (int i = 0; i < kLanes; ++i) rows[i] = key.at(i);
+      T* to = static_cast<T*>(key_block) + key_at(kv_head, offset);
+      transpose<T>(rows, key_words(), reinterpret_cast<uint32_t*>(to), kLanes);
+      return store_values(static_cast<T*>(value_block), kv_head, offset, value);
+    }
+    for (int i = 0; i < count; ++i) {
+      store(key_block, value_block, kv_head, offset + i, key.at(i), value.at(i));
+    }
+  }
+
   void store(void* key_block, void* value_block, int kv_head, int offset, const T* key,
              const T* value) const {
     auto *keys = static_cast<uint8_t*>(key_block), *values = static_cast<uint8_t*>(value_block);
@@ -99,6 +126,23 @@ struct KVBlocks {
     for (int i = 0; i < value_dim; ++i) to[i * step] = from[i];
   }
 
+  // Of a whole group.
+  void store_values(T* block, int kv_head, int offset, OfTokens<T> value) const {
+    for (int token = 0; token < kLanes; token += kPair) {
+      const T* from = value.at(token);
+      T* to = block + value_at(kv_head, offset + token);
+      for_vectors(value_dim, [&](int i, int count) {
+        if constexpr (kPair == 1) {
+          store_up_to(to + i, load_up_to(from + i, count), count);
+        } else {
+          const Words first = (Words)load_up_to(from + i, count);
+          const Words words = first >> 16 | (Words)load_up_to(from + value.stride + i, count);
+          memcpy(to + i * kPair, &words, count * sizeof(uint32_t));
+        }
+      });
+    }
+  }
+
   template <class Codes>
   void store_as_codes(uint8_t* keys, uint8_t* values, int kv_head, int offset, const T* key,
                       const T* value) const {
@@ -119,5 +163,17 @@ struct KVBlocks {
     store_as(values + scale_at(value_dim, kv_head, offset), scale_of_value);
   }
 };
+
+// Where the run of tokens ends that begins with `token`; `token` if none begins there. A run has
+// consecutive slots of one group of `length`; whoever asks for all tokens meets each run once.
+inline int end_of_run(const int64_t* slots, int token, int num_tokens, int length) {
+  const auto begins = [&](int i) {
+    return i == 0 || slots[i] != slots[i - 1] + 1 || slots[i] % length == 0;
+  };
+  if (!begins(token)) return token;
+  int end = token + 1;
+  while (end < num_tokens && !begins(end)) ++end;
+  return end;
+}
 
 }  // namespace splitserve

@@ -139,14 +139,19 @@ void store_kv(const KVBlocks<T>& blocks, const T* keys, const T* values, const i
               int num_threads) {
   Phases phases(1);
 #pragma omp parallel num_threads(num_threads)
-  phases.run(0, num_tokens, [&](int token) {
-    const int64_t block = slots[token] / blocks.block_size;
-    const int offset = slots[token] % blocks.block_size;
+  phases.run(0, num_tokens, [&](int first) {
+    const int end = end_of_run(slots, first, num_tokens, blocks.run_length());
+    if (end == first) return;
+    const int64_t block = slots[first] / blocks.block_size;
+    const int offset = slots[first] % blocks.block_size;
+    char* to_keys = blocks.block(key_pool, block, key_stride);
+    char* to_values = blocks.block(value_pool, block, value_stride);
+    const size_t key_size = size_t(blocks.num_kv_heads) * blocks.key_dim;
+    const size_t value_size = size_t(blocks.num_kv_heads) * blocks.value_dim;
     for (int head = 0; head < blocks.num_kv_heads; ++head) {
-      const size_t at = size_t(token) * blocks.num_kv_heads + head;
-      blocks.store(blocks.block(key_pool, block, key_stride),
-                   blocks.block(value_pool, block, value_stride), head, offset,
-                   keys + at * blocks.key_dim, values + at * blocks.value_dim);
+      blocks.store_run(to_keys, to_values, head, offset, end - first,
+                       {keys + first * key_size + head * blocks.key_dim, key_size},
+                       {values + first * value_size + head * blocks.value_dim, value_size});
     }
   });
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,18 +61,27 @@ def let_happen(trace: RequestTrace, what: str, now_ns: int) -> None:
             trace.count_steps(1, 3)
 
 
-def spans_after(happenings: list[str]) -> list[ReadableSpan]:
+@contextmanager
+def traced(clock: Iterator[int]) -> Iterator[tuple[RequestTrace, list[ReadableSpan]]]:
+    """A trace that ends with the context; its spans are in the list afterwards."""
     exporter = InMemorySpanExporter()
     tracing = Tracing(TraceConfig("http://localhost:1", 1.0), "test", exporter)
-    clock = itertools.count(1000, 10)
     whole, _ = tracing.begin(NO_CONTEXT, "generate", {}, next(clock))
     assert whole is not None
     trace = RequestTrace(tracing, whole, clock.__next__)
-    for what in happenings:
-        let_happen(trace, what, next(clock))
+    spans: list[ReadableSpan] = []
+    yield trace, spans
     trace.end({})
     tracing.close()
-    return list(exporter.get_finished_spans())
+    spans += exporter.get_finished_spans()
+
+
+def spans_after(happenings: list[str]) -> list[ReadableSpan]:
+    clock = itertools.count(1000, 10)
+    with traced(clock) as (trace, spans):
+        for what in happenings:
+            let_happen(trace, what, next(clock))
+    return spans
 
 
 @given(st.lists(HAPPENINGS, max_size=200))
@@ -140,9 +151,14 @@ class Executor:
         self._last_step_id = 0
         self._last_key = 0
 
-    def send(self, new_rows: set[int], working: set[int]) -> None:
-        """Gives rows to new requests, and computes those of `working` that are taken."""
-        found = [self._new_row(row_id) for row_id in sorted(new_rows)]
+    def send(
+        self, new_rows: set[int], working: set[int], trace: RequestTrace | None = None
+    ) -> None:
+        """Gives rows to new requests, and computes those of `working` that are taken.
+
+        `trace`: of the new requests that are traced; None for one of each that only counts.
+        """
+        found = [self._new_row(row_id, trace) for row_id in sorted(new_rows)]
         row_ids = sorted(row_id for row_id in working if row_id in self._owners)
         keys = [self._owners[row_id] for row_id in row_ids]
         ones = np.ones(len(row_ids), np.int32)
@@ -153,6 +169,11 @@ class Executor:
         plan = StepPlan(step_id, step_id - 1, (), found, writes, BlockMoves(), work)
         self.rows.sent(plan, self.traces, 0)
         self._in_flight.append((step_id, keys))
+
+    def tell_part(self) -> None:
+        """Has a part come of the oldest step in flight, if there is one."""
+        if self._in_flight:
+            self.rows.progressed(self._in_flight[0][0], 0)
 
     def answer(self) -> None:
         """Answers the oldest step in flight, if there is one."""
@@ -166,25 +187,32 @@ class Executor:
         for trace in self.traces.values():
             self.rows.ended(trace)
 
-    def _new_row(self, row_id: int) -> NewRow:
+    def _new_row(self, row_id: int, trace: RequestTrace | None) -> NewRow:
         self._last_key += 1
         key = self._last_key
         request = Request.create(f"r{key}", [1], SamplingParams(), arrival=key, seed=key)
         request.client_key = self._owners[row_id] = key
         if key % 2 == 0:
-            self.traces[key] = CountedTrace()
+            self.traces[key] = trace or CountedTrace()
         return NewRow(request.sequence, row_id, EMPTY, EMPTY)
 
 
-@given(st.lists(st.one_of(st.none(), st.tuples(ROWS, ROWS)), max_size=30))
+WORK = st.tuples(ROWS, ROWS)
+HAPPENING = st.one_of(st.sampled_from(["answer", "part"]), WORK)
+
+
+@given(st.lists(HAPPENING, max_size=30))
 def test_traced_rows_count_steps_of_each_request(
-    happenings: list[tuple[set[int], set[int]] | None],
+    happenings: list[str | tuple[set[int], set[int]]],
 ) -> None:
     executor = Executor()
     for happening in happenings:
-        if happening is None:
+        if happening == "answer":
             executor.answer()
+        elif happening == "part":
+            executor.tell_part()
         else:
+            assert isinstance(happening, tuple)
             executor.send(*happening)
     for _ in happenings:
         executor.answer()
@@ -193,3 +221,28 @@ def test_traced_rows_count_steps_of_each_request(
     for key, trace in executor.traces.items():
         assert trace.num_steps == executor.expected[key]
         assert trace.compute_us == COMPUTE_US * executor.expected[key]
+
+
+def test_step_counts_for_a_request_that_ends_with_a_part_of_its_result() -> None:
+    executor = Executor()
+    executor.send({0, 1}, {0, 1})  # only the request of row 1 is traced
+    executor.tell_part()
+    executor.tell_part()
+    executor.end_all()
+
+    assert executor.traces[2].num_steps == 1
+
+
+def test_first_token_in_a_part_has_the_span_of_its_step() -> None:
+    executor = Executor()
+    with traced(itertools.count(1000, 10)) as (trace, spans):
+        trace.began("a:1", 0, 0)
+        executor.send({0, 1}, {0, 1}, trace)
+        executor.tell_part()
+        trace.got_token()
+        executor.answer()
+
+    (step,) = (span for span in spans if span.name == "step")
+    assert step.attributes is not None
+    assert "splitserve.step.compute_us" not in step.attributes
+    assert step.attributes["splitserve.step.num_rows"] == 2
