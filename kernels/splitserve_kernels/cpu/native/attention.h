@@ -306,7 +306,8 @@ class AttentionWorker {
     store(scratch_.most.data() + i * kLanes, most);
   }
 
-  // Scores to weights, for codes times their scales; what was summed before is to be multiplied by `rescale`.
+  // Scores to weights, for codes times their scales; what was summed before is to be multiplied by
+  // `rescale`.
   void weigh(const Tile& tile, const SoftmaxState& state, Span span) {
     constexpr int kVectors = kTile / kLanes;
     for (int i = span.begin; i < span.end; i += kLanes) {

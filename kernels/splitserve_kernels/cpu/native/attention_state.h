@@ -16,10 +16,10 @@ namespace splitserve {
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 // What all rows of a layer share. `keys`, `values`: pools, blocks `key_stride` and `value_stride`
-// numbers apart, in `kv_format`. `query`: [T, H, D] with tokens `query_stride` numbers apart; `output`: [T, H, E],
-// contiguous. `sinks`: [H] or null. `relative_bias`: [H, num_distances] or null, added to the scores
-// of keys so many tokens back; the last one is for all that are further. `sliding_window`: 0 for
-// none; `softcap`: 0 for none.
+// numbers apart, in `kv_format`. `query`: [T, H, D] with tokens `query_stride` numbers apart;
+// `output`: [T, H, E], contiguous. `sinks`: [H] or null. `relative_bias`: [H, num_distances] or
+// null, added to the scores of keys so many tokens back; the last one is for all that are further.
+// `sliding_window`: 0 for none; `softcap`: 0 for none.
 template <class T>
 struct AttentionLayer {
   const T* query;

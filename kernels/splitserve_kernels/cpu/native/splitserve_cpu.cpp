@@ -135,8 +135,8 @@ void attention(const AttentionLayer<T>& layer, const AttentionRows& rows, int nu
 // `keys`: [T, G, D], `values`: [T, G, E]; `slots`: [T].
 template <class T>
 void store_kv(const KVBlocks<T>& blocks, const T* keys, const T* values, const int64_t* slots,
-              int num_tokens, void* key_pool, void* value_pool, int64_t key_stride, int64_t value_stride,
-              int num_threads) {
+              int num_tokens, void* key_pool, void* value_pool, int64_t key_stride,
+              int64_t value_stride, int num_threads) {
   Phases phases(1);
 #pragma omp parallel num_threads(num_threads)
   phases.run(0, num_tokens, [&](int first) {
