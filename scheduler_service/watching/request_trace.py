@@ -39,9 +39,9 @@ _UNTIL_A_TOKEN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class AnsweredStep:
-    """Step with its result, or with the first part of it: then the last three are None.
+    """Step with its result. `sent_ns`, `answered_ns`: nanoseconds since 1970.
 
-    `sent_ns`, `answered_ns`: nanoseconds since 1970.
+    `status`, `move_us` and `compute_us` are None if only the first part of the result is there.
     """
 
     step_id: int
@@ -157,7 +157,7 @@ class RequestTrace:
         """
         if phase is None or phase is not self.phase_span or not self.awaits_token:
             return
-        attributes = {
+        found: dict[str, str | int | None] = {
             "splitserve.step_id": step.step_id,
             "splitserve.executor": step.executor,
             "splitserve.step.status": step.status,
@@ -167,8 +167,8 @@ class RequestTrace:
             "splitserve.step.move_us": step.move_us,
             "splitserve.step.compute_us": step.compute_us,
         }
-        known = {name: value for name, value in attributes.items() if value is not None}
-        span = self._child("step", known, phase, step.sent_ns)
+        attributes: Attributes = {key: each for key, each in found.items() if each is not None}
+        span = self._child("step", attributes, phase, step.sent_ns)
         if span is not None:
             span.end(step.answered_ns)
 

@@ -106,9 +106,9 @@ class TracedRows:
         self._steps[plan.step_id] = _SentStep(work, plan.num_tokens, now_ns, parts)
 
     def progressed(self, step_id: int, now_ns: int) -> None:
-        """Does with the first part of a result what `answered` does, for traces that end with it.
+        """Counts a step, and adds its span, when the first part of its result is there.
 
-        The compute time is counted for those that still have a row when the step is answered.
+        Its compute time is counted when it is answered, for traces that have not ended by then.
         """
         sent = self._steps.get(step_id)
         if sent is None or sent.is_counted:
