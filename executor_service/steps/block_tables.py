@@ -86,8 +86,7 @@ class BlockTables:
         if len(row_ids) == 0:
             return np.empty((0, 0), np.int32)
         width = int(np.maximum.reduce(self.lengths.take(row_ids)))
-        # Whole lines are copied much faster than parts of them.
-        tables: _Int32s = self._tables.take(row_ids, axis=0)[:, :width]
+        tables: _Int32s = self._tables[row_ids, :width]
         return tables
 
     def of_row(self, row_id: int) -> _Int32s:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +17,11 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from splitserve_kernels.gpu.attention.tile_sizes import (
+    Target,
     decode_tile_sizes,
     prefill_tile_sizes,
     programs_per_multiprocessor,
+    target_of,
 )
 from splitserve_kernels.gpu.attention.tiles import attention_constants
 from tests.kernels.gpu.compiled import cases, records
@@ -99,9 +102,9 @@ def test_programs_that_share_keys_reach_their_planned_occupancy(
     for case in layers.keys() & shared.keys():
         layer, found = layers[case], shared[case]
         constants = attention_constants(layer.query(1), layer.pools(), cases.EVERYTHING)
-        sizes = decode_tile_sizes(constants)
+        sizes = decode_tile_sizes(constants, Target.of(capability))
         if case in cases.FEW_TOKENS_LAYERS:
-            sizes = prefill_tile_sizes(constants, cases.NUM_FEW, capability)
+            sizes = prefill_tile_sizes(constants, cases.NUM_FEW, Target.of(capability))
         launched = programs_per_multiprocessor(SHARED_BYTES[capability], constants, sizes)
         assert launched <= found.programs_at_once(capability), case
 
@@ -112,6 +115,21 @@ def test_every_kernel_has_a_case(capability: int, compiled: list[tuple[str, Reso
     if capability < 89:
         known |= cases.KERNELS_SINCE_ADA
     assert set(KERNEL_NAME.findall(sources)) - known == set()
+
+
+@pytest.mark.parametrize(
+    ("properties", "shared_bytes"),
+    [({"shared_memory_per_block_optin": 90_000}, 90_000), ({}, 99 * 1024)],
+)
+def test_tiles_are_sized_by_what_the_device_says(
+    properties: dict[str, int], shared_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = torch.device("cuda", 7)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 6))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(**properties)
+    )
+    assert target_of.__wrapped__(device) == Target(86, shared_bytes)
 
 
 @pytest.mark.parametrize(

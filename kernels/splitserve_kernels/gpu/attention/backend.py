@@ -22,9 +22,9 @@ from torch import Tensor
 
 from splitserve_kernels.gpu.attention.paged_decode import paged_decode, paged_split_prefill
 from splitserve_kernels.gpu.attention.tile_sizes import (
-    compute_capability,
     num_multiprocessors,
     prefill_tile_sizes,
+    target_of,
 )
 from splitserve_kernels.gpu.attention.tiles import (
     attend_to_keys,
@@ -51,8 +51,8 @@ def leaves_room(
     D].
     """
     constants = attention_constants(query, pools, options)
-    capability = compute_capability(query.device)
-    sizes = prefill_tile_sizes(constants, batch.max_num_new_tokens, capability)
+    target = target_of(query.device)
+    sizes = prefill_tile_sizes(constants, batch.max_num_new_tokens, target)
     num_tokens = query.shape[0] - batch.num_decodes
     num_tiles = ceil_div(num_tokens, sizes.num_queries // sizes.num_heads)
     num_programs = num_tiles * pools.num_kv_heads * ceil_div(constants["GROUP"], sizes.num_heads)
@@ -78,8 +78,8 @@ def paged_prefill(
     if num_rows == 0 or num_tokens == 0:
         return
     constants = attention_constants(query, pools, options)
-    capability = compute_capability(query.device)
-    sizes = prefill_tile_sizes(constants, batch.max_num_new_tokens, capability)
+    target = target_of(query.device)
+    sizes = prefill_tile_sizes(constants, batch.max_num_new_tokens, target)
     block_q = sizes.num_queries // sizes.num_heads
     num_head_tiles = ceil_div(constants["GROUP"], sizes.num_heads)
     # Upper bound of the tiles of all rows, whatever the lengths: see `_find_row`.

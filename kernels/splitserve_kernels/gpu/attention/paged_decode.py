@@ -31,10 +31,10 @@ from splitserve_kernels.gpu.attention.key_shares import (
 from splitserve_kernels.gpu.attention.share_merge import SharedRows, ShareSums, merge_shares
 from splitserve_kernels.gpu.attention.tile_sizes import (
     TileSizes,
-    compute_capability,
     decode_tile_sizes,
     num_programs_at_once,
     prefill_tile_sizes,
+    target_of,
 )
 from splitserve_kernels.gpu.attention.tiles import (
     AttentionConstants,
@@ -70,7 +70,7 @@ def paged_decode(
     if num_rows == 0:
         return
     constants = attention_constants(query, pools, options)
-    sizes = decode_tile_sizes(constants)
+    sizes = decode_tile_sizes(constants, target_of(query.device))
     rows = SharedRows(0, num_rows, block_q=1, is_decode=True)
     _attend(query, pools, batch, options, output, constants, sizes, rows, num_programs)
 
@@ -94,9 +94,7 @@ def paged_split_prefill(
     if num_rows == 0 or num_tokens == 0:
         return
     constants = attention_constants(query, pools, options)
-    sizes = prefill_tile_sizes(
-        constants, batch.max_num_new_tokens, compute_capability(query.device)
-    )
+    sizes = prefill_tile_sizes(constants, batch.max_num_new_tokens, target_of(query.device))
     block_q = sizes.num_queries // sizes.num_heads
     rows = SharedRows(first_row, num_rows, block_q)
     _attend(query, pools, batch, options, output, constants, sizes, rows, num_programs)

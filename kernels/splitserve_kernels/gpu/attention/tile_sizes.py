@@ -1,13 +1,13 @@
 """Tile sizes of attention that fit into registers and shared memory, and programs that run at once.
 
-`tests/kernels/gpu/compiled` compiles them for three generations of GPUs and checks the limits of
+`tests/kernels/gpu/compiled` compiles them for five generations of GPUs and checks the limits of
 these sizes; timed on an H100 only.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -20,6 +20,34 @@ from splitserve_kernels.gpu.attention.tiles import (
 from splitserve_kernels.gpu.launch import is_interpreted, next_power_of_2
 
 _HOPPER = 90
+# Its shared memory is that of Ada, and its matrix products, too, take operands from registers.
+_SMALL_BLACKWELL = 120
+# By compute capability, shared memory in KiB of one program at most; of others, the least there is.
+_PROGRAM_KIB = {80: 163, 87: 163, 90: 227, 100: 227, 103: 227, 110: 227}
+_LEAST_PROGRAM_KIB = 99
+_LEAST_KEYS = 16
+_LEAST_STAGES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """GPU for which tiles are sized.
+
+    `capability`: compute capability, 90 for 9.0. `shared_bytes`: most shared memory of a program.
+    """
+
+    capability: int
+    shared_bytes: int
+
+    @classmethod
+    def of(cls, capability: int) -> Target:
+        """Returns a GPU that is not here."""
+        return cls(capability, 1024 * _PROGRAM_KIB.get(capability, _LEAST_PROGRAM_KIB))
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether operands of matrix products are in registers rather than in shared memory."""
+        return self.capability < _HOPPER or self.capability >= _SMALL_BLACKWELL
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,50 +66,69 @@ class TileSizes:
     num_stages: int
 
 
-def decode_tile_sizes(constants: AttentionConstants) -> TileSizes:
+def decode_tile_sizes(constants: AttentionConstants, target: Target) -> TileSizes:
     """Returns the tile sizes for rows of one token: M is the number of heads of a group."""
     head_dim = _head_dim(constants)
     most = 128 if head_dim <= 128 else 32 if head_dim <= 256 else 16
     num_queries = min(most, max(MIN_DOT_SIZE, next_power_of_2(constants["GROUP"])))
-    return TileSizes(
+    sizes = TileSizes(
         num_queries=num_queries,
         num_heads=min(num_queries, constants["GROUP"]),
         num_keys=_num_keys(constants),
         num_warps=8 if num_queries > 32 or head_dim > 256 else 4,
         num_stages=3,
     )
+    return _fitted(sizes, constants, target)
 
 
 def prefill_tile_sizes(
-    constants: AttentionConstants, max_num_new_tokens: int, capability: int
+    constants: AttentionConstants, max_num_new_tokens: int, target: Target
 ) -> TileSizes:
     """Returns the tile sizes for rows of up to `max_num_new_tokens` tokens.
 
-    M is a power of two that holds the longest row, up to a limit. `capability`: compute capability
-    of the GPU, 90 for 9.0.
+    M is a power of two that holds the longest row, up to a limit.
     """
     head_dim = _head_dim(constants)
-    # Before Hopper, operands of matrix products are in registers rather than in shared memory.
-    is_narrow = capability < _HOPPER
     if is_float32(constants):
         most = 32 if head_dim <= 64 else MIN_DOT_SIZE
     elif head_dim > 256:
         most = 32 if head_dim <= 512 else MIN_DOT_SIZE
     else:
-        most = 64 if is_narrow and head_dim > 128 else 128
+        most = 64 if target.is_narrow and head_dim > 128 else 128
     wanted = next_power_of_2(constants["GROUP"] * max_num_new_tokens)
     num_queries = min(most, max(MIN_DOT_SIZE, wanted))
     is_wide = num_queries * head_dim > 64 * 128 or head_dim > 256 or is_float32(constants)
     num_keys = _num_keys(constants)
-    if is_narrow and (constants["WINDOW"] or constants["SOFTCAP"]):
+    if target.is_narrow and (constants["WINDOW"] or constants["SOFTCAP"]):
         num_keys = min(num_keys, 32)
-    return TileSizes(
+    sizes = TileSizes(
         num_queries=num_queries,
         num_heads=min(num_queries, constants["GROUP"]),
         num_keys=num_keys,
         num_warps=8 if is_wide else 4,
         num_stages=3,
     )
+    return _fitted(sizes, constants, target)
+
+
+def _fitted(sizes: TileSizes, constants: AttentionConstants, target: Target) -> TileSizes:
+    """Returns tiles with fewer keys, and then with a shorter pipeline, until a program has room."""
+    while _program_bytes(constants, sizes) > target.shared_bytes:
+        if sizes.num_keys > _LEAST_KEYS:
+            sizes = replace(sizes, num_keys=sizes.num_keys // 2)
+        elif sizes.num_stages > _LEAST_STAGES:
+            sizes = replace(sizes, num_stages=sizes.num_stages - 1)
+        else:
+            break
+    return sizes
+
+
+def _program_bytes(constants: AttentionConstants, sizes: TileSizes) -> int:
+    """Returns the shared memory of a program: tiles of keys and values, queries, and weights."""
+    itemsize = 4 if is_float32(constants) else 2
+    keys = (sizes.num_stages - 1) * sizes.num_keys * (constants["BLOCK_D"] + constants["BLOCK_E"])
+    queries = sizes.num_queries * (constants["BLOCK_D"] + sizes.num_keys)
+    return int((keys + queries) * itemsize)
 
 
 def _head_dim(constants: AttentionConstants) -> int:
@@ -120,11 +167,8 @@ def programs_per_multiprocessor(
     Rather one too few than one too many, which costs more. `tests/kernels/gpu/compiled` compares
     the estimate with the usage of compiled kernels.
     """
-    itemsize = 4 if is_float32(constants) else 2
     head_dims = constants["BLOCK_D"] + constants["BLOCK_E"]
-    keys = (sizes.num_stages - 1) * sizes.num_keys * head_dims
-    queries = sizes.num_queries * (constants["BLOCK_D"] + sizes.num_keys)
-    by_memory = shared_bytes // ((keys + queries) * itemsize + 2 * _RESERVED_BYTES)
+    by_memory = shared_bytes // (_program_bytes(constants, sizes) + 2 * _RESERVED_BYTES)
     by_registers = 1 if sizes.num_warps > 4 else 3 if head_dims <= 384 else 2
     return max(1, min(by_memory, by_registers))
 
@@ -148,14 +192,18 @@ def shared_memory_bytes(device: torch.device) -> int:
 
 
 @functools.cache
-def compute_capability(device: torch.device) -> int:
-    """Returns the compute capability: 80 for 8.0.
+def target_of(device: torch.device) -> Target:
+    """Returns what sizes tiles for a device.
 
-    Without a GPU, returns that of the compilation target, or 80 if kernels are interpreted.
+    Without a GPU, that of the compilation target, or an A100 if kernels are interpreted.
     """
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
-        return 10 * major + minor
+        usual = Target.of(10 * major + minor)
+        properties = torch.cuda.get_device_properties(device)
+        # Torch's stubs do not have it.
+        found = getattr(properties, "shared_memory_per_block_optin", usual.shared_bytes)
+        return replace(usual, shared_bytes=int(found))
     if is_interpreted():
-        return _CAPABILITY
-    return int(triton.runtime.driver.active.get_current_target().arch)
+        return Target.of(_CAPABILITY)
+    return Target.of(int(triton.runtime.driver.active.get_current_target().arch))

@@ -30,11 +30,8 @@ from tests.kernels.gpu.compiled.resources import Bounds
 
 # Ampere, Ada, Hopper, Blackwell of data centres, other Blackwell.
 CAPABILITIES = (80, 89, 90, 100, 120)
-# The smaller shared memory of others does not hold the tiles of some layers, or registers spill.
-_DATA_CENTER = (80, 90, 100)
 # Float8 is not converted before.
 _SINCE_ADA = (89, 90, 100, 120)
-_SINCE_HOPPER = (90, 100)
 # Kernels without a case for earlier generations.
 KERNELS_SINCE_ADA = frozenset({"_quantize_kernel"})
 _FLOAT8, _BFLOAT16, _FLOAT32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
@@ -77,6 +74,7 @@ LLAMA = Layer(32, 8, 128, 128)
 LLAMA_FLOAT8 = Layer(32, 8, 128, 128, pool_dtype=_FLOAT8)
 LLAMA_FLOAT32 = Layer(32, 8, 128, 128, _FLOAT32)
 GEMMA = Layer(16, 8, 256, 256)
+UNEVEN = Layer(32, 8, 192, 128)
 WIDEST = Layer(16, 2, 512, 512)
 LATENT = Layer(128, 1, 576, 512)
 # The keys and the values of the next tile, at least.
@@ -84,6 +82,7 @@ _PIPELINED = {
     "_decode_kernel": Bounds(registers=200, shared_bytes=80 * 1024, loads_ahead=2),
     "_prefill_kernel": Bounds(registers=240, shared_bytes=136 * 1024, loads_ahead=2),
 }
+_AHEAD = {name: Bounds(loads_ahead=2) for name in _PIPELINED}
 # Outside of the loop over keys a little is spilled before Hopper.
 _SPLIT = {
     "_decode_kernel": Bounds(
@@ -277,29 +276,24 @@ _EVERY_NUMBER = (3, MAX_NUM_FEW_ROWS, 600)
 
 CASES: dict[str, Case] = {
     "attention": Case(_attention(LLAMA), bounds=_PIPELINED),
-    "attention with everything": Case(
-        _attention(LLAMA, EVERYTHING), bounds=_PIPELINED, capabilities=_DATA_CENTER
-    ),
-    "attention with a window and a cap": Case(
-        _attention(LLAMA, _WINDOW_AND_CAP), capabilities=_DATA_CENTER
-    ),
-    "attention with a window and sinks": Case(
-        _attention(LLAMA, _WINDOW_AND_SINKS), capabilities=_DATA_CENTER
-    ),
-    "attention over float8": Case(_attention(LLAMA_FLOAT8), capabilities=_SINCE_HOPPER),
+    "attention with everything": Case(_attention(LLAMA, EVERYTHING), bounds=_PIPELINED),
+    "attention with a window and a cap": Case(_attention(LLAMA, _WINDOW_AND_CAP)),
+    "attention with a window and sinks": Case(_attention(LLAMA, _WINDOW_AND_SINKS)),
+    "attention over float8": Case(_attention(LLAMA_FLOAT8), capabilities=_SINCE_ADA),
     "attention in float32": Case(_attention(LLAMA_FLOAT32)),
-    "attention of heads of 256": Case(_attention(GEMMA), capabilities=_DATA_CENTER),
+    "attention of heads of 256": Case(_attention(GEMMA), bounds=_AHEAD),
+    "attention of heads of 192 and 128": Case(_attention(UNEVEN), bounds=_AHEAD),
     "attention of heads of 512": Case(_attention(WIDEST)),
-    "attention of latent heads": Case(_attention(LATENT), capabilities=_DATA_CENTER),
-    "few tokens": Case(_few_tokens(LLAMA), bounds=_SPLIT, capabilities=_DATA_CENTER),
-    "few tokens with everything": Case(
-        _few_tokens(LLAMA, EVERYTHING), bounds=_SPLIT, capabilities=_DATA_CENTER
+    "attention of latent heads": Case(_attention(LATENT)),
+    "few tokens": Case(_few_tokens(LLAMA), bounds=_SPLIT),
+    "few tokens with everything": Case(_few_tokens(LLAMA, EVERYTHING), bounds=_SPLIT),
+    "few tokens over float8": Case(
+        _few_tokens(LLAMA_FLOAT8), bounds=_SPILLING, capabilities=_SINCE_ADA
     ),
-    "few tokens over float8": Case(_few_tokens(LLAMA_FLOAT8), capabilities=_SINCE_HOPPER),
     "few tokens in float32": Case(_few_tokens(LLAMA_FLOAT32), bounds=_SPILLING),
-    "few tokens of heads of 256": Case(_few_tokens(GEMMA), capabilities=_DATA_CENTER),
+    "few tokens of heads of 256": Case(_few_tokens(GEMMA)),
     "few tokens of heads of 512": Case(_few_tokens(WIDEST)),
-    "few tokens of latent heads": Case(_few_tokens(LATENT), capabilities=_DATA_CENTER),
+    "few tokens of latent heads": Case(_few_tokens(LATENT)),
     "4 bits with zero points": Case(
         _quantized(Codes(4, 128, has_zero_points=True), *_EVERY_NUMBER)
     ),
