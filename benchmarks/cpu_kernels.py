@@ -47,9 +47,9 @@ _DECODES = ((1, 8192, 0), (8, 1024, 0), (8, 8192, 0), (32, 1024, 0), (8, 8192, 8
 _PROMPTS = ((0, 128), (0, 512), (0, 2048), (3584, 512), (15872, 512))
 _BLOCK_SIZE = 16
 _MATRIX_SIZE = 2048
-_READ_SIZE = 8192
+_READ_SIZE = 6144
 # More than caches hold.
-_READ_BYTES = 128 << 20
+_READ_BYTES = 64 << 20
 
 
 def main() -> None:
@@ -57,9 +57,10 @@ def main() -> None:
     arguments = _arguments()
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
     library, dtype = load_library(), getattr(torch, arguments.dtype)
-    if not arguments.only_decodes:
+    if arguments.only != "decodes":
         _measure_products(library, dtype, arguments.turns)
-    _measure_decodes(library, dtype, arguments.turns)
+    if arguments.only != "products":
+        _measure_decodes(library, dtype, arguments.turns)
 
 
 def _measure_products(library: NativeLibrary, dtype: torch.dtype, num_turns: int) -> None:
@@ -111,7 +112,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--only-decodes", action="store_true")
+    parser.add_argument("--only", choices=("products", "decodes"))
     return parser.parse_args()
 
 
@@ -165,7 +166,7 @@ def _attention(
     layers = [LayerShape(num_kv_heads, head_dim, head_dim)] * num_layers
     cache = KVCache(layers, _BLOCK_SIZE, num_rows * width, 0, dtype, torch.device("cpu"))
     for pool in (*cache.key_pools, *cache.value_pools):
-        pool.normal_()
+        pool.fill_(0.5)
     query = torch.randn(num_rows * new, num_heads, head_dim).to(dtype)
     options = AttentionOptions(scale=head_dim**-0.5)
     attention = NativeAttention(library)

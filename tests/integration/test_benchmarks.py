@@ -61,9 +61,15 @@ def _results(output: str) -> list[dict[str, Any]]:
         ),
         pytest.param(
             "cpu_kernels",
-            "--turns 1",
+            "--turns 1 --only products",
             {"kernel", "size", "gflops", "share"},
             marks=pytest.mark.thorough("seconds of products at full size; `profile` stays"),
+        ),
+        pytest.param(
+            "cpu_kernels",
+            "--turns 1 --only decodes",
+            {"kernel", "size", "gb_per_s", "share"},
+            marks=pytest.mark.thorough("gigabytes of keys and values; `profile` stays"),
         ),
         pytest.param(
             "load_memory",
