@@ -41,7 +41,7 @@ class Target:
 
     @classmethod
     def of(cls, capability: int) -> Target:
-        """Returns a GPU that is not here."""
+        """Returns the usual target of a compute capability."""
         return cls(capability, 1024 * _PROGRAM_KIB.get(capability, _LEAST_PROGRAM_KIB))
 
     @property
