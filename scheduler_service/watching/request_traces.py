@@ -115,7 +115,7 @@ class TracedRows:
             return
         self._count(sent, 0)
         sent.is_counted = True
-        self._add_spans(sent, self._answered_step(step_id, sent, now_ns))
+        self._add_spans(step_id, sent, now_ns)
 
     def answered(self, outcome: StepOutcome, now_ns: int) -> None:
         """Counts a step for its rows, and adds its span to the traces that awaited a token."""
@@ -124,13 +124,7 @@ class TracedRows:
             return
         self._count(sent, outcome.compute_us)
         if not sent.is_counted:
-            answered = replace(
-                self._answered_step(outcome.step_id, sent, now_ns),
-                status=outcome.status.value,
-                move_us=outcome.move_us,
-                compute_us=outcome.compute_us,
-            )
-            self._add_spans(sent, answered)
+            self._add_spans(outcome.step_id, sent, now_ns, outcome)
 
     def _count(self, sent: _SentStep, compute_us: int) -> None:
         work, num_steps = sent.work, 0 if sent.is_counted else 1
@@ -140,11 +134,16 @@ class TracedRows:
         for trace in sent.left:
             trace.count_steps(num_steps, compute_us)
 
-    def _answered_step(self, step_id: int, sent: _SentStep, now_ns: int) -> AnsweredStep:
+    def _add_spans(
+        self, step_id: int, sent: _SentStep, now_ns: int, outcome: StepOutcome | None = None
+    ) -> None:
+        if not sent.parts:
+            return
         num_rows = len(sent.work.row_ids)
-        return AnsweredStep(step_id, self._address, num_rows, sent.num_tokens, sent.sent_ns, now_ns)
-
-    def _add_spans(self, sent: _SentStep, step: AnsweredStep) -> None:
+        step = AnsweredStep(step_id, self._address, num_rows, sent.num_tokens, sent.sent_ns, now_ns)
+        if outcome is not None:
+            status, move_us = outcome.status.value, outcome.move_us
+            step = replace(step, status=status, move_us=move_us, compute_us=outcome.compute_us)
         for part in sent.parts:
             part.trace.step(step, part.num_tokens, part.phase)
 
