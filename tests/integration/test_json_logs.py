@@ -86,7 +86,12 @@ def test_every_line_of_a_served_stack_is_json(tmp_path: Path) -> None:
     [
         ("executor_service", ("--model=/nowhere",), 2, "/nowhere"),
         ("executor_service", ("--metrics-listen={taken}",), 1, "cannot listen on {taken}"),
-        ("scheduler_service", ("--metrics-listen={taken}",), 1, "cannot listen on {taken}"),
+        (
+            "scheduler_service",
+            ("--cluster-listen=127.0.0.1:0", "--metrics-listen={taken}"),
+            1,
+            "cannot listen on {taken}",
+        ),
     ],
 )
 def test_process_says_in_json_why_it_cannot_start(
