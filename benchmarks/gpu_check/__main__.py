@@ -25,6 +25,7 @@ sys.path[:0] = [str(path) for path in _SOURCES if str(path) not in sys.path]
 
 from benchmarks.gpu_check.part_process import (  # noqa: E402
     FLASH_ATTENTION_3_FROM,
+    GRACE_S,
     part_command,
     run_part_apart,
 )
@@ -42,6 +43,7 @@ _HUB = "hub"
 
 def main(flags: list[str] | None = None) -> int:
     """Exit code: 0 if all is right and met, 1 if something is not, 2 without a GPU."""
+    begun_s = time.monotonic()
     parser = argparse.ArgumentParser(prog="make gpu-check", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="tiny, on the CPU: does it all run?")
     parser.add_argument("--out", type=Path, default=_RESULTS, help="directory of the result file")
@@ -53,7 +55,12 @@ def main(flags: list[str] | None = None) -> int:
         default=_BUDGET_S,
         help="of each part; what does not fit is skipped",
     )
-    parser.add_argument("--total-s", type=float, default=_TOTAL_S, help="of all parts, likewise")
+    parser.add_argument(
+        "--total-s",
+        type=float,
+        default=_TOTAL_S,
+        help="of the whole call: no part goes on beyond it, not even to end",
+    )
     parser.add_argument("--commit", help="what is checked, where there is no git")
     parser.add_argument(
         "--fa3", metavar="FILE", help="where flash-attn 3 is from: a library, or hub (README.md)"
@@ -69,7 +76,8 @@ def main(flags: list[str] | None = None) -> int:
         for part in PARTS:
             sys.stdout.write(f"{part.name:<15} {part.seconds:>4} s  {part.decides}\n")
         return 0
-    return _check(parts, arguments, {**_environment(), **more})
+    end_s = begun_s + arguments.total_s - GRACE_S
+    return _check(parts, arguments, {**_environment(), **more}, end_s)
 
 
 def _flash_attention_3(source: str | None) -> dict[str, str]:
@@ -82,7 +90,13 @@ def _flash_attention_3(source: str | None) -> dict[str, str]:
     return {FLASH_ATTENTION_3_FROM: str(path)}
 
 
-def _check(parts: list[Part], arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
+def _check(
+    parts: list[Part],
+    arguments: argparse.Namespace,
+    environment: Mapping[str, str],
+    end_s: float,
+) -> int:
+    """`end_s`: of all parts, by the monotonic clock."""
     # In a process of its own: this one takes no memory of the device.
     machine = _describe(arguments.commit, environment, is_smoke=arguments.smoke)
     if machine is None:
@@ -97,7 +111,6 @@ def _check(parts: list[Part], arguments: argparse.Namespace, environment: Mappin
     file.describe(machine)
     # What runs then is ended, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    end_s = time.monotonic() + arguments.total_s
     for part in parts:
         part_end_s = min(end_s, time.monotonic() + arguments.budget_s)
         if arguments.smoke:

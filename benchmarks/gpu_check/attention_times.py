@@ -15,7 +15,7 @@ from benchmarks.gpu_check.machine import rates_of
 from benchmarks.gpu_check.problems import AttentionShape, make_problem
 from benchmarks.gpu_check.sizes import Rows, Sizes
 from benchmarks.gpu_check.timing import median_s, recorded
-from executor_service.backends import DEFAULT_BLOCK_SIZE, Candidate
+from executor_service.backends import Candidate
 from executor_service.device import LayerShape
 from splitserve_kernels.paged_batch import AttentionOptions
 
@@ -111,7 +111,7 @@ def attending_in(
         layer.num_kv_heads,
         layer.key_dim,
         layer.value_dim,
-        DEFAULT_BLOCK_SIZE,
+        candidate.block_size,
         rows,
     )
     problem = make_problem(shape, num_layers, sizes.dtype, sizes.device, layer.kv_dtype)

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.gpu_check.part_process import FLASH_ATTENTION_3_FROM
 from benchmarks.gpu_check.sizes import Sizes
-from executor_service.backends import DEFAULT_BLOCK_SIZE, Candidate, LayerDemand, gpu_candidates
+from executor_service.backends import Candidate, LayerDemand, gpu_candidates
 from executor_service.device import LayerShape
 from splitserve_kernels import reference
 from splitserve_kernels.gpu.attention.flash_attention_3_op import INSTALLED
@@ -52,8 +52,9 @@ def why_not(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> str | None:
-    """What keeps a backend from such layers, on blocks as executors have; None if nothing does."""
-    return candidate.why_not_layer(LayerDemand(layer, options, dtype, kv_dtype, DEFAULT_BLOCK_SIZE))
+    """What keeps a backend from such layers, on its own blocks; None if nothing does."""
+    demand = LayerDemand(layer, options, dtype, kv_dtype, candidate.block_size)
+    return candidate.why_not_layer(demand)
 
 
 def _plain_torch() -> Candidate:

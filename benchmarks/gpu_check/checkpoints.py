@@ -1,4 +1,4 @@
-"""Checkpoints of random weights, written where there is room: none can be fetched here."""
+"""Checkpoints of random weights, written where they are fast and fit: none can be fetched here."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def cases(sizes: Sizes) -> Iterator[Case]:
             if why_not(candidate, layer.layer, layer.options, dtype, dtype) is not None:
                 continue
             for rows_name, rows in _rows(sizes):
-                tried = replace(layer.shape, rows=rows, block_size=DEFAULT_BLOCK_SIZE)
+                tried = replace(layer.shape, rows=rows, block_size=candidate.block_size)
                 yield _case(
                     f"{candidate.name} {rows_name}, {layer.name}",
                     partial(

@@ -30,10 +30,10 @@ PACKAGES = {
     "kernels": ("torch", "triton", "transformers", "safetensors", "numpy", "psutil"),
     "server": (
         "grpcio", "protobuf", "grpcio-health-checking", "grpcio-status", "grpcio-reflection",
-        "googleapis-common-protos", "tokenizers", "jinja2", "llguidance", "cryptography",
+        "googleapis-common-protos", "tokenizers", "jinja2", "llguidance", "prometheus-client",
     ),
     "tests": ("pytest", "pytest-asyncio", "pytest-xdist", "pytest-timeout", "hypothesis"),
-    "others": ("flash_attn_3", "kernels", "nvidia-cudnn-cu13"),
+    "others": ("flash-attn", "flash_attn_3", "kernels", "nvidia-cudnn-cu13"),
 }  # fmt: skip
 # Triton compiles a launcher with the first; none is needed else.
 TOOLS = ("cc", "gcc", "nvcc", "make", "git")

@@ -7,6 +7,7 @@ part is tried by another process. Nothing of a part is left on the device for th
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,10 @@ FLASH_ATTENTION_3_FROM = "SPLITSERVE_FLASH_ATTN_3_FROM"
 DEVICE_LOST = 3
 _MOST_PROCESSES = 4
 # To import torch, and to end when the time is over.
-_GRACE_S = 45
+GRACE_S = 45
+# A disk takes minutes for the largest checkpoint; with memory left for the process that loads it.
+_MEMORY_FOLDER = Path("/dev/shm")
+_ENOUGH_MEMORY = 24 * 2**30
 
 
 def run_part_apart(
@@ -34,7 +38,7 @@ def run_part_apart(
     end_s: float,
     file: ResultFile,
     environment: Mapping[str, str],
-    grace_s: float = _GRACE_S,
+    grace_s: float = GRACE_S,
 ) -> None:
     """Until all cases have been tried, or the time is over.
 
@@ -44,7 +48,9 @@ def run_part_apart(
     """
     after: str | None = None
     # What a process that dies leaves, checkpoints say, goes with it.
-    with tempfile.TemporaryDirectory(prefix="gpu-check-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="gpu-check-", dir=work_place(), ignore_cleanup_errors=True
+    ) as folder:
         own = {**environment, "TMPDIR": folder}
         if part.is_cold:
             own["TRITON_CACHE_DIR"] = str(Path(folder) / "triton")
@@ -63,6 +69,13 @@ def run_part_apart(
             if begun is None or begun == after:
                 return
             after = begun
+
+
+def work_place(memory: Path = _MEMORY_FOLDER) -> Path | None:
+    """Where checkpoints go: into memory if they fit there; None for the usual folder."""
+    if "TMPDIR" in os.environ or not memory.is_dir():
+        return None
+    return memory if shutil.disk_usage(memory).free >= _ENOUGH_MEMORY else None
 
 
 def _run(command: Sequence[str], timeout_s: float, environment: dict[str, str]) -> str | None:

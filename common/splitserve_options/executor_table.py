@@ -88,7 +88,7 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
         _SERVE_EXECUTOR,
         "auto",
         default_text="auto: the fastest that passes its trial at start",
-        choices=("auto", "torch", "native", "triton", "flash-attn-3"),
+        choices=("auto", "torch", "native", "triton", "flash-attn-2", "flash-attn-3"),
     ),
     Option(
         "flash-attn-3-from",
@@ -157,7 +157,7 @@ EXECUTOR_OPTIONS: tuple[Option, ...] = (
         "tokens per KV block",
         _MEMORY,
         _SERVE_EXECUTOR,
-        default_text="16",
+        default_text="16 (256 if --attention-backend is flash-attn-2)",
         minimum=1,
         maximum=256,
     ),

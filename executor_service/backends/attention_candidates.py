@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from splitserve_kernels.gpu.attention.flash_attention_3_op import (
     FlashAttention3Missing,
     FlashAttention3Op,
     load_flash_attention_3,
-    why_no_hopper,
+    why_no_flash_attention_3_device,
     why_not_flash_attention_3,
 )
 from splitserve_kernels.gpu.launch import why_unavailable
@@ -42,16 +42,19 @@ _CALLS_PER_RUN = 10
 
 @torch.inference_mode()
 def time_attention(backend: AttentionBackend, loaded: LoadedModel, block_size: int) -> float:
-    """Returns the seconds that attention of one layer takes for typical rows.
+    """Returns the seconds that attention of one layer takes for three typical steps.
 
-    These are up to 64 decodes, and a chunk of 1024 tokens, each after 2048 computed tokens. If a
-    model has several kinds of layers, the first is timed.
+    These are up to 64 decodes, a chunk of 1024 tokens, and both in one step, each after 2048
+    computed tokens. If a model has several kinds of layers, the first is timed.
     """
     kind = layer_kinds(loaded)[0]
     row_bytes = block_bytes([kind.layer], _NUM_TIMED_COMPUTED, loaded.kv_dtype)
-    num_decodes = max(1, min(_MAX_NUM_DECODES, _MAX_POOL_BYTES // row_bytes))
-    time_s = _time_rows(backend, kind, loaded, block_size, (num_decodes, 1))
-    time_s += _time_rows(backend, kind, loaded, block_size, (1, _NUM_TIMED_PROMPT_TOKENS))
+    decodes = [1] * max(1, min(_MAX_NUM_DECODES, _MAX_POOL_BYTES // row_bytes))
+    chunk = [_NUM_TIMED_PROMPT_TOKENS]
+    time_s = sum(
+        _time_rows(backend, kind, loaded, block_size, num_new)
+        for num_new in (decodes, chunk, decodes + chunk)
+    )
     # Memory that torch keeps cached would be missing when the KV blocks are counted.
     torch.cuda.empty_cache()
     return time_s
@@ -62,21 +65,20 @@ def _time_rows(
     kind: LayerKind,
     loaded: LoadedModel,
     block_size: int,
-    rows: tuple[int, int],
+    num_new: Sequence[int],
 ) -> float:
-    """Returns the seconds of one attention call. `rows`: number of rows, new tokens of each."""
-    num_rows, num_new = rows
-    layer, device = kind.layer, loaded.device
-    width = -(-(_NUM_TIMED_COMPUTED + num_new) // block_size)
+    """Returns the seconds of one attention call. `num_new`: new tokens of each row."""
+    num_rows, layer, device = len(num_new), kind.layer, loaded.device
+    width = -(-(_NUM_TIMED_COMPUTED + max(num_new)) // block_size)
     cache = KVCache([layer], block_size, num_rows * width, 0, loaded.kv_dtype, device)
     batch = build_paged_batch(
         torch.arange(num_rows * width).view(num_rows, width),
         torch.full((num_rows,), _NUM_TIMED_COMPUTED),
-        torch.full((num_rows,), num_new),
+        torch.tensor(num_new),
         block_size,
         device,
     )
-    shape = (num_rows * num_new, kind.num_heads, layer.key_dim)
+    shape = (sum(num_new), kind.num_heads, layer.key_dim)
     query = torch.ones(shape, dtype=loaded.dtype, device=device)
     key_pool, value_pool = cache.key_pools[0], cache.value_pools[0]
 
@@ -107,6 +109,7 @@ def _now(device: torch.device) -> float:
 # are in docs/adr/0007-gpu-backends.md.
 
 DEFAULT_BLOCK_SIZE = 16
+_FLASH_ATTENTION_2_BLOCK_SIZE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,8 @@ class Candidate:
     `why_absent` returns why it cannot run on this machine, `why_not_layer` why it cannot serve a
     layer; None if it can. `make` is called only if it can. `rounds_queries`: over float8 pools it
     rounds queries and weights to float8, too; then it serves only if it is asked for by name.
-    `is_asked_for`: the operator configured it, so a refusal is logged as a warning.
+    `is_asked_for`: the operator configured it, so a refusal is logged as a warning. `block_size`:
+    of its pools if it is asked for by name, and the operator gave none.
     """
 
     name: str
@@ -143,6 +147,7 @@ class Candidate:
     why_not_layer: WhyNotLayer = lambda _demand: None
     rounds_queries: bool = False
     is_asked_for: bool = False
+    block_size: int = DEFAULT_BLOCK_SIZE
 
     def why_not(self, loaded: LoadedModel, block_size: int, *, is_named: bool = True) -> str | None:
         """Returns why the candidate cannot serve the model here; None if it can.
@@ -173,7 +178,7 @@ def gpu_candidates(flash_attention_3: str = INSTALLED) -> tuple[Candidate, ...]:
     `flash_attention_3`: the source of that backend, see `load_flash_attention_3`.
     """
     triton = Candidate("triton", _make_triton, why_unavailable, _why_not_triton)
-    return (_flash_attention_3(flash_attention_3), triton)
+    return (_flash_attention_3(flash_attention_3), triton, _flash_attention_2())
 
 
 def _make_triton() -> AttentionBackend:
@@ -191,6 +196,41 @@ def _why_not_triton(demand: LayerDemand) -> str | None:
     return None
 
 
+def _flash_attention_2() -> Candidate:
+    # Imports need Triton.
+    def why_absent() -> str | None:
+        reason = why_unavailable()
+        if reason is not None:
+            return reason
+        from splitserve_kernels.gpu.attention import flash_attention_2
+
+        reason = flash_attention_2.why_no_flash_attention_2_device()
+        if reason is not None:
+            return reason
+        try:
+            flash_attention_2.load_flash_attention_2()
+        except flash_attention_2.FlashAttention2Missing as error:
+            return str(error)
+        return None
+
+    def why_not_layer(demand: LayerDemand) -> str | None:
+        from splitserve_kernels.gpu.attention.flash_attention_2 import why_not_flash_attention_2
+
+        head_dims = (demand.layer.key_dim, demand.layer.value_dim)
+        return why_not_flash_attention_2(
+            head_dims, demand.dtype, demand.kv_dtype, demand.block_size
+        )
+
+    def make() -> AttentionBackend:
+        from splitserve_kernels.gpu.attention import flash_attention_2
+
+        return flash_attention_2.FlashAttention2(flash_attention_2.load_flash_attention_2())
+
+    return Candidate(
+        "flash-attn-2", make, why_absent, why_not_layer, block_size=_FLASH_ATTENTION_2_BLOCK_SIZE
+    )
+
+
 def _flash_attention_3(source: str) -> Candidate:
     @functools.cache
     def load() -> FlashAttention3Op:
@@ -198,7 +238,7 @@ def _flash_attention_3(source: str) -> Candidate:
 
     def why_absent() -> str | None:
         # On other devices nothing is loaded or downloaded.
-        reason = why_no_hopper() or why_unavailable()
+        reason = why_no_flash_attention_3_device() or why_unavailable()
         if reason is not None:
             return reason
         try:
@@ -229,4 +269,5 @@ def _why_not_flash_attention_3(demand: LayerDemand) -> str | None:
         demand.kv_dtype,
         demand.block_size,
         demand.options.sliding_window,
+        torch.cuda.get_device_capability(),
     )

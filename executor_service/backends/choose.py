@@ -358,14 +358,16 @@ def choose_gpu_attention(
     candidate allowed; None for any. `block_size`: None for the default. Raises BackendUnavailable
     if no candidate can serve, TrialFailed if one computed something else.
     """
-    size = block_size or DEFAULT_BLOCK_SIZE
     usable = []
     refusal: BackendUnavailable | TrialFailed = BackendUnavailable("unknown backend")
     for candidate in candidates:
         if only not in (None, candidate.name):
             continue
         try:
-            usable.append(_try(candidate, loaded, size, is_named=only is not None))
+            is_named = only is not None
+            # Large blocks make cached prefixes coarse, so they are never chosen for their speed.
+            size = block_size or (candidate.block_size if is_named else DEFAULT_BLOCK_SIZE)
+            usable.append(_try(candidate, loaded, size, is_named=is_named))
         except (BackendUnavailable, TrialFailed) as error:
             is_wrong = isinstance(error, TrialFailed)
             level = logging.WARNING if candidate.is_asked_for else logging.INFO

@@ -34,9 +34,8 @@ _TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
 _ROUNDED_TOLERANCE, _ROUNDED_OUTLIER = 0.02, 0.5
 # Scales of float8 pools, so that a backend that ignores them fails; most numbers fit with these.
 _FLOAT8_SCALES = KVScales(key=0.07, value=0.04)
-# A decode, a decode far beyond the window, the end of a short prompt, a chunk after a prefix.
-# Decodes come first, as in a step, because a backend may compute them apart.
-_NUM_COMPUTED = (40, 150, 1, 33)
+# A decode, a decode far beyond the window, the end of a short prompt, a chunk after a prefix; see
+# `_num_computed`. Decodes come first, as in a step, because a backend may compute them apart.
 _NUM_NEW = (1, 1, 37, 20)
 # Padding tokens without a row, as in a recorded step. Backends choose kernels by the number of
 # tokens: with these tokens a GPU is full, without them it is not.
@@ -137,7 +136,7 @@ def _cases(
     """Yields prompts, all kinds of rows in one batch, and decodes, each after those before."""
     layer = kind.layer
     generator = torch.Generator().manual_seed(0)
-    computed, new = torch.tensor(_NUM_COMPUTED), torch.tensor(_NUM_NEW)
+    computed, new = torch.tensor(_num_computed(block_size)), torch.tensor(_NUM_NEW)
     tables = _block_tables(block_size)
     none, ones = torch.zeros_like(computed), torch.ones_like(computed)
     for before, count in ((none, computed), (computed, new), (computed + new, ones)):
@@ -182,10 +181,16 @@ def _error_of_rounding(expected: Tensor, actual: Tensor) -> float:
     return float((expected - actual).square().mean().sqrt())
 
 
+def _num_computed(block_size: int) -> tuple[int, ...]:
+    """Returns computed tokens of the rows: the second and the last cross blocks."""
+    return (40, max(150, 2 * block_size + 40), 1, max(33, block_size - 10))
+
+
 def _block_tables(block_size: int) -> Tensor:
     """Returns shuffled blocks for the rows, [R, M]."""
     # One more token for the final decode.
-    ends = [computed + new + 1 for computed, new in zip(_NUM_COMPUTED, _NUM_NEW, strict=True)]
+    computed = _num_computed(block_size)
+    ends = [before + new + 1 for before, new in zip(computed, _NUM_NEW, strict=True)]
     width = -(-max(ends) // block_size)
     blocks = torch.randperm(len(ends) * width, generator=torch.Generator().manual_seed(2))
     return blocks.view(len(ends), width)

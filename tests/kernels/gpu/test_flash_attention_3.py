@@ -16,7 +16,7 @@ from splitserve_kernels.gpu.attention.flash_attention_3_op import (
     FlashAttention3Missing,
     FlashAttention3Op,
     load_flash_attention_3,
-    why_no_hopper,
+    why_no_flash_attention_3_device,
     why_not_flash_attention_3,
 )
 from splitserve_kernels.paged_batch import AttentionOptions, KVScales, build_paged_batch
@@ -44,7 +44,15 @@ GAPS = ((9, 0), (0, 1), (70, 1), (300, 0))
 
 
 class _CountingOp(FlashAttention3Op):
-    num_metadata = 0
+    def __init__(self, namespace: Any) -> None:  # noqa: ANN401
+        super().__init__(namespace)
+        self.num_metadata = 0
+        # The query starts and the number of splits of each call.
+        self.calls: list[tuple[list[int], int]] = []
+
+    def forward(self, **arguments: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+        self.calls.append((arguments["cu_seqlens_q"].tolist(), arguments["num_splits"]))
+        return super().forward(**arguments)
 
     def scheduler_metadata(self, **arguments: Any) -> Tensor:  # noqa: ANN401
         self.num_metadata += 1
@@ -53,7 +61,7 @@ class _CountingOp(FlashAttention3Op):
 
 @pytest.fixture(params=sorted(fake_flash_attn_3.BUILDS))
 def op(request: pytest.FixtureRequest) -> FlashAttention3Op:
-    if why_no_hopper() is None:
+    if why_no_flash_attention_3_device() is None:
         try:
             return load_flash_attention_3(INSTALLED)
         except FlashAttention3Missing as error:
@@ -206,7 +214,20 @@ def test_flash_attention_3_schedules_once_when_layers_are_alike(
     for num_passes in (1, 2):
         for (key_pool, value_pool), options in zip(pools, (plain, windowed) * 2, strict=True):
             backend.paged_attention(problem.query, key_pool, value_pool, problem.batch, options)
-        assert op.num_metadata == 2 * num_passes
+        # Of decodes and of other rows, each with and without the window.
+        assert op.num_metadata == 4 * num_passes
+
+
+def test_flash_attention_3_splits_the_keys_of_decodes_beside_a_prompt(
+    op: FlashAttention3Op, backend: FlashAttention3, device: torch.device
+) -> None:
+    if not isinstance(op, _CountingOp):
+        pytest.skip("the operator is real")
+    problem = make_problem(Shape(4, 2, 64, 64, 16, MIXED), device, torch.bfloat16)
+    backend.paged_attention(
+        problem.query, problem.key_pool, problem.value_pool, problem.batch, AttentionOptions(0.3)
+    )
+    assert op.calls == [([0, 1, 2], 32), ([2, 152, 172, 177], 0)]
 
 
 def test_flash_attention_3_sees_new_lengths_when_a_batch_is_reused(
@@ -236,6 +257,21 @@ def test_rows_in_sight_name_the_first_block_in_sight(
         assert set(in_sight[row, :first].tolist()) <= {300 * row + first}
         assert torch.equal(in_sight[row, first:], tables[row, first:].to(device))
     assert rows_in_sight(batch, 16, None)[1] is batch.block_tables
+
+
+@pytest.mark.parametrize(
+    ("head_dims", "kv_dtype", "reason"),
+    [
+        ((256, 256), torch.bfloat16, None),
+        ((192, 128), torch.bfloat16, "does not support this pair before compute capability 9.0"),
+        ((128, 128), FLOAT8, "supports torch.bfloat16 only, before compute capability 9.0"),
+    ],
+)
+def test_rules_are_narrower_before_hopper(
+    head_dims: tuple[int, int], kv_dtype: torch.dtype, reason: str | None
+) -> None:
+    said = why_not_flash_attention_3(head_dims, torch.bfloat16, kv_dtype, 16, None, (8, 6))
+    assert said is None if reason is None else re.search(reason, str(said))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from splitserve_kernels.gpu.attention.flash_attention_3_op import (
     FlashAttention3Op,
     FlashAttention3Unusable,
     load_flash_attention_3,
-    why_no_hopper,
+    why_no_flash_attention_3_device,
 )
 from tests.support.fakes import fake_flash_attn_3
 
@@ -181,14 +181,15 @@ def test_op_names_what_it_cannot_call_when_a_build_is_another(schema: str, reaso
     ("capability", "reason"),
     [
         (None, "there is no CUDA device"),
-        ((8, 0), "flash-attn 3 requires compute capability 9.0"),
-        ((10, 0), "flash-attn 3 requires compute capability 9.0"),
+        ((7, 5), "flash-attn 3 requires compute capability 8.0 to 9.0"),
+        ((10, 0), "flash-attn 3 requires compute capability 8.0 to 9.0"),
+        ((8, 0), None),
         ((9, 0), None),
     ],
 )
-def test_rules_name_the_device_when_it_is_no_hopper(
+def test_rules_name_the_device_when_it_cannot_run_flash_attention_3(
     capability: tuple[int, int] | None, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    assert why_no_hopper() == reason
+    assert why_no_flash_attention_3_device() == reason

@@ -30,7 +30,7 @@ _LARGEST_WEIGHT = 256.0
 # Names, types, order and defaults as builds register them.
 REPOSITORY_FORWARD = (
     "fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new=None, Tensor? v_new=None, Tensor? q_v=None,"
-    " Tensor? out=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None,"
+    " Tensor(out!)? out=None, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None,"
     " Tensor? cu_seqlens_k_new=None, Tensor? seqused_q=None, Tensor? seqused_k=None,"
     " int? max_seqlen_q=None, int? max_seqlen_k=None, Tensor? page_table=None,"
     " Tensor? kv_batch_idx=None, Tensor? leftpad_k=None, Tensor? rotary_cos=None,"
@@ -39,7 +39,7 @@ REPOSITORY_FORWARD = (
     " bool is_causal=False, int window_size_left=-1, int window_size_right=-1,"
     " int attention_chunk=0, float softcap=0.0, bool is_rotary_interleaved=False,"
     " Tensor? scheduler_metadata=None, int num_splits=0, bool? pack_gqa=None, int sm_margin=0)"
-    " -> (Tensor, Tensor, Tensor, Tensor)"
+    " -> (Tensor(out!), Tensor, Tensor, Tensor)"
 )
 REPOSITORY_METADATA = (
     "get_scheduler_metadata(int batch_size, int max_seqlen_q, int max_seqlen_k, int num_heads,"
@@ -51,7 +51,8 @@ REPOSITORY_METADATA = (
     " bool? pack_gqa=None, int sm_margin=0) -> Tensor"
 )
 VLLM_FORWARD = (
-    "fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Tensor? out,"
+    "fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v,"
+    " Tensor(out!)? out,"
     " Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor? seqused_q,"
     " Tensor? seqused_k, int? max_seqlen_q, int? max_seqlen_k, Tensor? page_table,"
     " Tensor? kv_batch_idx, Tensor? leftpad_k, Tensor? rotary_cos, Tensor? rotary_sin,"
@@ -108,7 +109,7 @@ _libraries: list[object] = []
 
 def _by_name(schema: str, imitation: Any) -> Any:  # noqa: ANN401
     """The operator is called in the order of its schema."""
-    arguments = schema.partition("(")[2].partition(")")[0].split(",")
+    arguments = schema.partition("(")[2].partition(") ->")[0].split(",")
     names = [argument.split("=")[0].split()[-1] for argument in arguments]
 
     def call(*positional: Any, **named: Any) -> Any:  # noqa: ANN401
@@ -158,6 +159,7 @@ def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    out: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
     seqused_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
@@ -176,7 +178,8 @@ def _forward(
     **unused: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`q`: [T, H, D]; `k`, `v`: [N, P, G, D] and [N, P, G, E]; `cu_seqlens_q`: [R + 1] int32;
-    `seqused_k`: [R] int32; `page_table`: [R, M] int32. Returns [T, H, E] and [H, T].
+    `seqused_k`: [R] int32; `page_table`: [R, M] int32. Returns [T, H, E], which is `out` where
+    that is given, and [H, T]; what belongs to no row is NaN, or as it was.
     """
     _check_unused(unused)
     assert page_table is not None
@@ -215,7 +218,10 @@ def _forward(
         assert torch.equal(scheduler_metadata, expected)
     descales = _descales(q.dtype, (q_descale, k_descale, v_descale), (num_rows, k.shape[2]))
     dtype = torch.bfloat16 if q.dtype == _FLOAT8 else q.dtype
-    output = torch.full((*q.shape[:2], v.shape[3]), torch.nan, dtype=dtype)
+    output = torch.full((*q.shape[:2], v.shape[3]), torch.nan, dtype=dtype) if out is None else out
+    assert output.dtype == dtype
+    assert output.shape == (*q.shape[:2], v.shape[3])
+    assert output.stride(-1) == 1
     log_sums = torch.full((q.shape[1], q.shape[0]), torch.nan)
     scale = q.shape[2] ** -0.5 if softmax_scale is None else softmax_scale
     left, right = window_size_left, 0 if is_causal else window_size_right
@@ -225,11 +231,11 @@ def _forward(
         if len(queries):
             first = 0 if left < 0 else max(0, num_keys - len(queries) - left)
             first = first // _TILE_SIZE * _TILE_SIZE
-            keys, values = _look_up((k, v), page_table[row], first, num_keys)
+            keys, values = look_up((k, v), page_table[row], first, num_keys)
             keys, values = keys * descales[1][row, :, None], values * descales[2][row, :, None]
-            hidden = _hidden(len(queries), first, num_keys, left, right)
+            hidden = hidden_keys(len(queries), first, num_keys, left, right)
             rounds = q.dtype == _FLOAT8
-            attended, sums = _attend(queries, keys, values, hidden, softcap, rounds=rounds)
+            attended, sums = attend(queries, keys, values, hidden, softcap, rounds=rounds)
             output[part], log_sums[:, part] = attended.to(dtype), sums.float()
     return output, log_sums, torch.empty(0), torch.empty(0)
 
@@ -265,9 +271,10 @@ def _grouped(q: Tensor, descale: Tensor) -> Tensor:
     return q * descale.repeat_interleave(q.shape[1] // len(descale))[None, :, None]
 
 
-def _look_up(
+def look_up(
     caches: tuple[Tensor, Tensor], table: Tensor, first: int, num_keys: int
 ) -> tuple[Tensor, Tensor]:
+    """Keys and values at positions `first` .. `num_keys` - 1 of a row: [C, G, D] and [C, G, E]."""
     page_size = caches[0].shape[1]
     positions = torch.arange(first, num_keys)
     pages = table[positions // page_size].long()
@@ -278,7 +285,7 @@ def _look_up(
     return key, value
 
 
-def _hidden(num_queries: int, first: int, num_keys: int, left: int, right: int) -> Tensor:
+def hidden_keys(num_queries: int, first: int, num_keys: int, left: int, right: int) -> Tensor:
     """Which keys each query does not see, [S, C]; the last query stands at the last key."""
     at = torch.arange(num_keys - num_queries, num_keys)
     ahead = torch.arange(first, num_keys)[None, :] - at[:, None]
@@ -290,7 +297,7 @@ def _hidden(num_queries: int, first: int, num_keys: int, left: int, right: int) 
     return hidden
 
 
-def _attend(
+def attend(
     q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, softcap: float, *, rounds: bool
 ) -> tuple[Tensor, Tensor]:
     """`q`: [S, H, D], scaled; `k`: [C, G, D]; `v`: [C, G, E]. Returns [S, H, E] and [H, S]."""

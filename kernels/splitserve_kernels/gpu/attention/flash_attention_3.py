@@ -8,14 +8,18 @@ or key head, E size of a value head, B block size, N blocks of the pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from splitserve_kernels.gpu.attention.flash_attention_3_op import FlashAttention3Op
-from splitserve_kernels.gpu.attention.operator_support import rows_in_sight, weigh_with_sinks
+from splitserve_kernels.gpu.attention.operator_support import (
+    OncePerPass,
+    rows_in_sight,
+    weigh_with_sinks,
+)
 from splitserve_kernels.gpu.kv_write import kv_write
 from splitserve_kernels.gpu.launch import FLOAT8_MAX, LayerPools
 from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
@@ -24,8 +28,6 @@ from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScal
 # shapes alone; a fixed limit bounds the memory that a CUDA graph keeps for the parts, and a build
 # that cannot split keys fails in its trial.
 _MAX_NUM_SPLITS = 32
-
-_Found = TypeVar("_Found")
 
 
 class FlashAttention3:
@@ -37,7 +39,7 @@ class FlashAttention3:
 
     def __init__(self, op: FlashAttention3Op) -> None:
         self._op = op
-        self._pass = _Pass(None)
+        self._pass = OncePerPass()
         self._scales: dict[KVScales, Tensor] = {}
 
     def write_kv(
@@ -63,76 +65,90 @@ class FlashAttention3:
         """Computes causal attention of every input token over its row's tokens, itself included.
 
         `query`: [T, H, D]. `key_pool`: [N, B, G, D], `value_pool`: [N, B, G, E]. Returns [T, H, E]
-        in the dtype of `query`. One launch covers decodes and prompts: the device divides the work
-        among programs. Over float8 pools, queries and weights are rounded to float8 too.
+        in the dtype of `query`. Decodes have a call of their own: in one call with a prompt, the
+        operator would not split their keys. Over float8 pools, queries and weights are rounded to
+        float8 too.
         """
+        queries = _rounded(query, key_pool.dtype)
+        dtype = torch.bfloat16 if queries.dtype.itemsize == 1 else queries.dtype
+        output = queries.new_empty(*query.shape[:2], value_pool.shape[3], dtype=dtype)
         if query.shape[0] == 0:
-            return query.new_empty(0, query.shape[1], value_pool.shape[3])
-        self._pass = self._pass.with_layer(batch, key_pool)
+            return output.to(query.dtype)
+        self._pass.of(batch, key_pool)
+        layer = _Layer(key_pool, value_pool, options, scales)
+        only_decodes = batch.max_num_new_tokens <= 1
+        num_decodes = batch.num_rows if only_decodes else batch.num_decodes
+        if num_decodes > 0:
+            # They have a token at most, so theirs are among these.
+            tokens = slice(0, num_decodes)
+            decodes = _Rows(batch, 0, num_decodes, 1, _MAX_NUM_SPLITS)
+            self._attend(queries[tokens], layer, decodes, output[tokens])
+        if num_decodes < batch.num_rows:
+            others = _Rows(batch, num_decodes, batch.num_rows, batch.max_num_new_tokens, 0)
+            self._attend(queries, layer, others, output)
+        return output.to(query.dtype)
+
+    def _attend(self, queries: Tensor, layer: _Layer, rows: _Rows, output: Tensor) -> None:
+        """Computes the tokens of `rows` in `output`."""
+        batch, key_pool, options = rows.batch, layer.key_pool, layer.options
+        lengths, tables = self._in_sight(batch, key_pool.shape[1], options.sliding_window)
         shape = {
-            "max_seqlen_q": batch.max_num_new_tokens,
+            "max_seqlen_q": rows.max_num_new_tokens,
             # From the table's width, not from the rows: a CUDA graph is replayed for longer rows.
             "max_seqlen_k": batch.block_tables.shape[1] * key_pool.shape[1],
-            "num_splits": _MAX_NUM_SPLITS if batch.max_num_new_tokens <= 1 else 0,
+            "num_splits": rows.max_num_splits,
             **_mask(options.sliding_window),
         }
-        lengths, tables = self._rows(batch, key_pool.shape[1], options.sliding_window)
-        metadata = self._metadata(query, key_pool, value_pool, batch, options, shape)
-        output, log_sums = self._op.forward(
-            q=_rounded(query, key_pool.dtype),
+        _, log_sums = self._op.forward(
+            q=queries,
             k=key_pool,
-            v=value_pool,
-            cu_seqlens_q=batch.query_starts,
-            seqused_k=lengths,
-            page_table=tables,
+            v=layer.value_pool,
+            out=output,
+            cu_seqlens_q=rows.query_starts,
+            seqused_k=lengths[rows.first : rows.end],
+            page_table=tables[rows.first : rows.end],
             softmax_scale=options.scale,
             softcap=options.softcap or 0.0,
-            scheduler_metadata=metadata,
-            **self._descales(key_pool, batch.num_rows, scales),
+            scheduler_metadata=self._metadata(queries.shape[1], layer, rows, lengths, shape),
+            **self._descales(key_pool, rows.end - rows.first, layer.scales),
             **shape,
         )
         if options.sinks is not None:
-            weigh_with_sinks(output, log_sums, options.sinks)
-        return output.to(query.dtype)
+            weigh_with_sinks(output, log_sums, options.sinks, rows.query_starts)
 
-    def _rows(
+    def _in_sight(
         self, batch: PagedBatch, block_size: int, window: int | None
     ) -> tuple[Tensor, Tensor]:
-        """Returns lengths and block tables of the rows; see `rows_in_sight`."""
+        """Returns lengths and block tables of all rows; see `rows_in_sight`."""
         return self._pass.once(
             ("rows", block_size, window), lambda: rows_in_sight(batch, block_size, window)
         )
 
     def _metadata(
-        self,
-        query: Tensor,
-        key_pool: Tensor,
-        value_pool: Tensor,
-        batch: PagedBatch,
-        options: AttentionOptions,
-        shape: dict[str, Any],
+        self, num_heads: int, layer: _Layer, rows: _Rows, lengths: Tensor, shape: dict[str, Any]
     ) -> Tensor:
         """Returns the scheduler metadata; computed once for layers of the same configuration.
 
         Such layers have equal heads, dtype and window, and all or none of them have a softcap.
         """
-        _, block_size, num_kv_heads, key_dim = key_pool.shape
+        _, block_size, num_kv_heads, key_dim = layer.key_pool.shape
         arguments = {
-            "batch_size": batch.num_rows,
-            "num_heads": query.shape[1],
+            "batch_size": rows.end - rows.first,
+            "num_heads": num_heads,
             "num_heads_k": num_kv_heads,
             "headdim": key_dim,
-            "headdim_v": value_pool.shape[3],
-            "qkv_dtype": key_pool.dtype,
+            "headdim_v": layer.value_pool.shape[3],
+            "qkv_dtype": layer.key_pool.dtype,
             "page_size": block_size,
-            "has_softcap": bool(options.softcap),
+            "has_softcap": bool(layer.options.softcap),
             **shape,
         }
-        lengths, _ = self._rows(batch, block_size, options.sliding_window)
         return self._pass.once(
-            ("metadata", *arguments.values()),
+            ("metadata", rows.first, *arguments.values()),
             lambda: self._op.scheduler_metadata(
-                seqused_k=lengths, cu_seqlens_q=batch.query_starts, **arguments
+                seqused_k=lengths[rows.first : rows.end],
+                cu_seqlens_q=rows.query_starts,
+                **arguments,
             ),
         )
 
@@ -152,34 +168,32 @@ class FlashAttention3:
         return dict(zip(names, expanded.unbind(), strict=True))
 
 
-class _Pass:
-    """Cache of values computed in one forward pass, for later layers of the pass.
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Pools, options and scales of one layer."""
 
-    A pass has its own batch, and each of its layers has its own pool: if a batch comes again with a
-    pool it had before, another pass has begun, and the batch's tensors may hold new values. So
-    values computed while a CUDA graph is recorded become part of the graph, and a replay computes
-    them again.
+    key_pool: Tensor
+    value_pool: Tensor
+    options: AttentionOptions
+    scales: KVScales
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows `first` .. `end` - 1 of a batch, for one call.
+
+    `max_num_new_tokens`: of these rows. `max_num_splits`: 0 for the operator's choice.
     """
 
-    def __init__(self, batch: PagedBatch | None) -> None:
-        self._batch = batch
-        self._pools: set[int] = set()
-        self._found: dict[tuple[Any, ...], Any] = {}
+    batch: PagedBatch
+    first: int
+    end: int
+    max_num_new_tokens: int
+    max_num_splits: int
 
-    def with_layer(self, batch: PagedBatch, key_pool: Tensor) -> _Pass:
-        """Returns this pass if the layer can belong to it; otherwise a new pass."""
-        pool = key_pool.data_ptr()
-        current = self
-        if batch is not self._batch or pool in self._pools:
-            current = _Pass(batch)
-        current._pools.add(pool)
-        return current
-
-    def once(self, key: tuple[Any, ...], find: Callable[[], _Found]) -> _Found:
-        if key not in self._found:
-            self._found[key] = find()
-        found: _Found = self._found[key]
-        return found
+    @property
+    def query_starts(self) -> Tensor:
+        return self.batch.query_starts[self.first : self.end + 1]
 
 
 def _mask(window: int | None) -> dict[str, Any]:

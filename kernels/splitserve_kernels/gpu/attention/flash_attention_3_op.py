@@ -26,6 +26,8 @@ _FLOAT8 = torch.float8_e4m3fn
 # From this block size on, flash-attn reads whole pages, including unwritten slots, which may hold
 # NaN.
 _MIN_WHOLE_PAGE = 64
+# Ampere, Ada and Hopper have kernels, if the build has those of 8.x; only Hopper's do everything.
+_AMPERE, _HOPPER = (8, 0), (9, 0)
 # Prompts in windowed layers differed from float32 by 0.14 to 0.15 with heads of 128 and 256, and by
 # 0.013 with heads of 64 (`make gpu-check`, part `correct`, the build of vLLM 0.33).
 _MAX_WINDOWED_HEAD_DIM = 64
@@ -37,10 +39,11 @@ def why_not_flash_attention_3(
     kv_dtype: torch.dtype,
     block_size: int,
     window: int | None,
+    capability: tuple[int, int] = (9, 0),
 ) -> str | None:
     """Returns why flash-attn 3 cannot run heads of sizes (key, value); None if it can.
 
-    `dtype`: of queries. `kv_dtype`: of keys and values.
+    `dtype`: of queries. `kv_dtype`: of keys and values. `capability`: the device's.
     """
     if block_size >= _MIN_WHOLE_PAGE:
         return (
@@ -49,8 +52,10 @@ def why_not_flash_attention_3(
         )
     if dtype not in _DTYPES:
         return f"{dtype}: flash-attn 3 supports float16 and bfloat16 only"
-    if kv_dtype not in (dtype, _FLOAT8):
-        return f"keys and values in {kv_dtype}: flash-attn 3 supports {dtype} and {_FLOAT8}"
+    is_hopper = capability >= _HOPPER
+    if kv_dtype != dtype and not (is_hopper and kv_dtype == _FLOAT8):
+        also = f" and {_FLOAT8}" if is_hopper else " only, before compute capability 9.0"
+        return f"keys and values in {kv_dtype}: flash-attn 3 supports {dtype}{also}"
     if window is not None and window < block_size:
         return f"a sliding window of {window} with blocks of {block_size}; allowed: a block or more"
     if window is not None and max(head_dims) > _MAX_WINDOWED_HEAD_DIM:
@@ -58,10 +63,10 @@ def why_not_flash_attention_3(
             f"a sliding window and head size {max(head_dims)}: flash-attn 3 computes prompts wrong"
             f" on an H100; allowed: sizes up to {_MAX_WINDOWED_HEAD_DIM}"
         )
-    return _why_not_heads(*head_dims, is_float8=kv_dtype == _FLOAT8)
+    return _why_not_heads(*head_dims, is_float8=kv_dtype == _FLOAT8, is_hopper=is_hopper)
 
 
-def _why_not_heads(key_dim: int, value_dim: int, *, is_float8: bool) -> str | None:
+def _why_not_heads(key_dim: int, value_dim: int, *, is_float8: bool, is_hopper: bool) -> str | None:
     # Copies are 16 bytes wide.
     unit = 16 if is_float8 else 8
     if key_dim % unit or value_dim % unit or key_dim > _MAX_HEAD_DIM:
@@ -71,11 +76,11 @@ def _why_not_heads(key_dim: int, value_dim: int, *, is_float8: bool) -> str | No
         )
     is_latent = 128 < key_dim <= 192 and 96 < value_dim <= 128
     is_wide = key_dim <= 64 and value_dim <= (256 if is_float8 else 512)
-    if key_dim == value_dim or is_latent or is_wide:
+    if key_dim == value_dim or (is_hopper and (is_latent or is_wide)):
         return None
     return (
         f"key head size {key_dim} and value head size {value_dim}: flash-attn 3 does not support"
-        " this pair"
+        f" this pair{'' if is_hopper else ' before compute capability 9.0'}"
     )
 
 
@@ -85,6 +90,7 @@ _FORWARD_ARGUMENTS = frozenset(
         "q",
         "k",
         "v",
+        "out",
         "cu_seqlens_q",
         "seqused_k",
         "max_seqlen_q",
@@ -151,9 +157,10 @@ class FlashAttention3Op:
         self._metadata_rest = _rest(self._metadata, _METADATA_ARGUMENTS)
 
     def forward(self, **arguments: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-        """Computes attention. Returns [T, H, E], and the log of each softmax's sum, [H, T].
+        """Computes attention in `out`. Returns it, and the log of each softmax's sum, [H, T].
 
-        Takes all of _FORWARD_ARGUMENTS. The output is bfloat16 if queries are float8.
+        Takes all of _FORWARD_ARGUMENTS. `out`: [T, H, E], bfloat16 if queries are float8; tokens of
+        no row stay as they are.
         """
         output, log_sums, *_ = self._forward(**self._forward_rest, **arguments)
         return output, log_sums
@@ -205,8 +212,6 @@ INSTALLED, HUB = "installed", "hub"
 _MODULES = ("flash_attn_3._C", "flash_attn_interface")
 _NAMESPACE = "flash_attn_3"
 _HUB_REPOSITORY, _HUB_VERSION = "kernels-community/flash-attn3", 1
-# Hopper; builds for other GPUs are slower than Triton or missing.
-_CAPABILITY = (9, 0)
 
 
 class FlashAttention3Missing(Exception):
@@ -233,12 +238,12 @@ def load_flash_attention_3(source: str) -> FlashAttention3Op:
         raise FlashAttention3Missing(f"flash-attn 3 ({source}): {error}") from error
 
 
-def why_no_hopper() -> str | None:
-    """Returns why the device cannot run flash-attn 3; None if it can."""
+def why_no_flash_attention_3_device() -> str | None:
+    """Returns why the device cannot run flash-attn 3; None if a build may."""
     if not torch.cuda.is_available():
         return "there is no CUDA device"
-    if torch.cuda.get_device_capability() != _CAPABILITY:
-        return "flash-attn 3 requires compute capability 9.0"
+    if not _AMPERE <= torch.cuda.get_device_capability() <= _HOPPER:
+        return "flash-attn 3 requires compute capability 8.0 to 9.0"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Kernels around an attention operator of a library: its inputs, and attention sinks.
+"""What attention operators of libraries lack: inputs that batches have not, and attention sinks.
 
 Inputs that batches lack are lengths of rows and cleaned block tables. A sink is one more score in a
 head's softmax, without a value. So the output with a sink equals the output without it times S / (S
@@ -13,6 +13,9 @@ query heads, E size of a value head.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 import triton
 import triton.language as tl
@@ -23,6 +26,38 @@ from splitserve_kernels.gpu.launch import ceil_div, next_power_of_2
 from splitserve_kernels.paged_batch import PagedBatch
 
 _BLOCK_M = 256
+
+_Found = TypeVar("_Found")
+
+
+class OncePerPass:
+    """Values that all layers of a forward pass share, computed by the first that needs them.
+
+    A pass has its own batch, and each of its layers has its own pool: if a batch comes again with a
+    pool it had before, another pass has begun, and the batch's tensors may hold new values. So
+    values computed while a CUDA graph is recorded become part of the graph, and a replay computes
+    them again.
+    """
+
+    def __init__(self) -> None:
+        self._batch: PagedBatch | None = None
+        self._pools: set[int] = set()
+        self._found: dict[tuple[Any, ...], Any] = {}
+
+    def of(self, batch: PagedBatch, key_pool: Tensor) -> OncePerPass:
+        """Returns itself, without values of an earlier pass. Called once for each layer."""
+        pool = key_pool.data_ptr()
+        if batch is not self._batch or pool in self._pools:
+            self._batch, self._pools, self._found = batch, set(), {}
+        self._pools.add(pool)
+        return self
+
+    def once(self, key: tuple[Any, ...], find: Callable[[], _Found]) -> _Found:
+        """Returns the value of `key`, which `find` computes if the pass has none yet."""
+        if key not in self._found:
+            self._found[key] = find()
+        found: _Found = self._found[key]
+        return found
 
 
 def rows_in_sight(batch: PagedBatch, block_size: int, window: int | None) -> tuple[Tensor, Tensor]:
@@ -89,10 +124,11 @@ def _rows_kernel(
         tl.store(new_tables + row * new_table_stride + entries, blocks, mask=entries < width)
 
 
-def weigh_with_sinks(output: Tensor, log_sums: Tensor, sinks: Tensor) -> None:
-    """Rescales `output` [T, H, E], contiguous, in place.
+def weigh_with_sinks(output: Tensor, log_sums: Tensor, sinks: Tensor, query_starts: Tensor) -> None:
+    """Rescales the tokens of some rows in `output` [T, H, E], contiguous, in place.
 
-    `log_sums`: [H, T] float32, the natural logarithm of S. `sinks`: [H].
+    `log_sums`: [H, T] float32, the natural logarithm of S. `sinks`: [H]. `query_starts`: of the
+    rows and their end, [R + 1] int32.
     """
     num_tokens, num_heads, value_dim = output.shape
     if num_tokens == 0:
@@ -102,6 +138,8 @@ def weigh_with_sinks(output: Tensor, log_sums: Tensor, sinks: Tensor) -> None:
         output,
         log_sums,
         sinks,
+        query_starts,
+        query_starts.shape[0] - 1,
         log_sums.stride(0),
         NUM_HEADS=num_heads,
         VALUE_DIM=value_dim,
@@ -111,11 +149,13 @@ def weigh_with_sinks(output: Tensor, log_sums: Tensor, sinks: Tensor) -> None:
     )
 
 
-@triton.jit(do_not_specialize=["head_stride"])
+@triton.jit(do_not_specialize=["num_rows", "head_stride"])
 def _sink_kernel(
     output: tl.tensor,
     log_sums: tl.tensor,
     sinks: tl.tensor,
+    query_starts: tl.tensor,
+    num_rows: tl.tensor,
     head_stride: tl.tensor,
     NUM_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
@@ -124,6 +164,8 @@ def _sink_kernel(
 ) -> None:
     """Rescales some heads of one token."""
     token = tl.program_id(0).to(tl.int64)
+    if (token < tl.load(query_starts)) | (token >= tl.load(query_starts + num_rows)):
+        return
     heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     is_head = heads < NUM_HEADS
     log_sum = tl.load(log_sums + heads * head_stride + token, mask=is_head, other=0.0)

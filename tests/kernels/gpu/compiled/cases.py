@@ -267,6 +267,7 @@ def _sinks() -> None:
         torch.zeros(3, 64, 64, dtype=_BFLOAT16),
         torch.zeros(64, 3),
         torch.zeros(64, dtype=_BFLOAT16),
+        _batch(3, 1).query_starts,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +101,19 @@ def test_choose_gpu_attention_obeys_the_block_size_when_it_is_given(loaded: Load
         choose_gpu_attention(loaded, "coarse", 16, (FIRST, COARSE), _never)
 
 
+def test_choose_gpu_attention_takes_large_blocks_only_when_they_are_asked_for(
+    loaded: LoadedModel,
+) -> None:
+    coarse = replace(COARSE, block_size=256)
+    for name, size, chosen in (
+        (None, None, ("first", 16)),
+        ("coarse", None, ("coarse", 256)),
+        (None, 256, ("coarse", 256)),
+    ):
+        choice = choose_gpu_attention(loaded, name, size, (FIRST, coarse), _seconds(2.0, 1.0))
+        assert (choice.name, choice.block_size) == chosen
+
+
 def test_choose_gpu_attention_takes_the_next_when_one_is_wrong(
     loaded: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,25 +157,33 @@ def test_candidates_are_what_the_option_takes_when_it_names_a_backend() -> None:
 
 
 _TRIAL = "executor_service.backends.attention_candidates"
+_FLASH_ATTENTION_2 = "splitserve_kernels.gpu.attention.flash_attention_2"
 
 
 def test_candidates_warn_of_flash_attention_3_when_its_source_is_given() -> None:
-    assert [each.is_asked_for for each in gpu_candidates()] == [False, False]
+    assert [each.is_asked_for for each in gpu_candidates()] == [False, False, False]
     assert gpu_candidates("hub")[0].is_asked_for
 
 
-def test_candidates_load_nothing_when_the_device_is_no_hopper(
+def test_candidates_load_nothing_when_the_device_cannot_run_it(
     monkeypatch: pytest.MonkeyPatch, loaded: LoadedModel
 ) -> None:
-    monkeypatch.setattr(f"{_TRIAL}.why_no_hopper", lambda: "no Hopper")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     monkeypatch.setattr(f"{_TRIAL}.load_flash_attention_3", _fail)
-    assert gpu_candidates("hub")[0].why_not(loaded, 16) == "no Hopper"
+    monkeypatch.setattr(f"{_FLASH_ATTENTION_2}.load_flash_attention_2", _fail)
+    reasons = [each.why_not(loaded, 16) for each in gpu_candidates("hub")]
+    assert reasons == [
+        "flash-attn 3 requires compute capability 8.0 to 9.0",
+        None,
+        "flash-attn 2 requires compute capability 8.0 or later",
+    ]
 
 
 @pytest.fixture
 def _on_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("why_no_hopper", "why_unavailable"):
-        monkeypatch.setattr(f"{_TRIAL}.{name}", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
 
 
 @pytest.fixture
@@ -206,6 +228,27 @@ def test_candidates_pass_the_window_on_when_a_model_has_one(
     assert flash_attention_3.why_not(half, 32) == (
         "a sliding window of 20 with blocks of 32; allowed: a block or more"
     )
+
+
+@pytest.mark.usefixtures("_on_a_hopper")
+def test_candidates_take_flash_attention_2_when_blocks_are_large(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{_FLASH_ATTENTION_2}.load_flash_attention_2", lambda: None)
+    candidate = gpu_candidates()[2]
+    half = replace(loaded, dtype=torch.bfloat16, kv_dtype=torch.bfloat16)
+    assert candidate.why_not(half, candidate.block_size) is None
+    assert candidate.why_not(half, 16) == "block_size 16: flash-attn 2 supports multiples of 256"
+
+
+@pytest.mark.usefixtures("_on_a_hopper")
+def test_candidates_say_why_flash_attention_2_is_missing(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    reason = gpu_candidates()[2].why_not(loaded, 256)
+    assert reason is not None
+    assert reason.startswith("flash-attn 2 is not installed: ")
 
 
 @pytest.mark.parametrize(("capability", "is_refused"), [((8, 0), True), ((8, 9), False)])
