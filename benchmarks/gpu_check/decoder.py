@@ -86,7 +86,7 @@ def _logits(compute: Compute, sizes: Sizes) -> Tensor:
     for rows in (prompts, decodes):
         step = replace(make_step(rows, cache.block_size, num_blocks), block_tables=tables)
         batch = build_input_batch(step, np.arange(num_rows), cache.block_size, loaded.device)
-        parts.append(model.logits(batch).clone())
+        parts.append(model.logits(batch).to(torch.float32, copy=True))
     return torch.cat(parts)
 
 

@@ -63,7 +63,7 @@ class Decoder(Protocol):
     def run(
         self, input_ids: Tensor, positions: Tensor, paged: PagedBatch, index: Tensor, cache: KVCache
     ) -> Tensor:
-        """Returns logits [S, V] float32 of the tokens at `index` [S].
+        """Returns logits [S, V] of the tokens at `index` [S], float32 or in the model's dtype.
 
         It writes keys and values of all tokens to the pools. `input_ids`, `positions`: [T] int64.
         `index`: [S] int64. The next call may overwrite the logits.
@@ -231,7 +231,7 @@ def _run_decoder(loaded: LoadedModel, run: _Run, question: TrialTokens, block_si
 
     def forward(input_ids: Tensor, positions: Tensor, batch: PagedBatch) -> Tensor:
         index = torch.arange(len(input_ids), device=loaded.device)
-        return run(input_ids, positions, batch, index, cache)
+        return run(input_ids, positions, batch, index, cache).float()
 
     return run_in_steps(question.tokens, forward, block_size, question.starts)
 

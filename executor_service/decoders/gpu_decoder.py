@@ -234,14 +234,14 @@ class GpuDecoder:
         return hidden, _adapted(parts.down, product, updates, layer, _DOWN)
 
     def _read_out(self, hidden: Tensor, addend: Tensor, updates: PassUpdates | None) -> Tensor:
-        """Returns logits, [S, V] float32, of `hidden` plus `addend`, [S, W] each."""
+        """Returns logits, [S, V], of `hidden` plus `addend`, [S, W] each."""
         _, last = add_rms_norm(hidden, addend, self._final_norm, self._shape.epsilon)
         logits: Tensor = self._head(last)
         if updates is not None:
             updates.replace_head(last, logits, self._head.bias)
             head = len(self._layers) * len(_FUSED)
             updates.add(head, last, logits, self._head.bias, of_lines=True)
-        return logits[:, : self._num_outputs].float()
+        return logits[:, : self._num_outputs]
 
     def _rotation_at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         # Only unused positions exceed the tables; clamping avoids an access outside of them.

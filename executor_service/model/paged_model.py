@@ -30,9 +30,10 @@ class PagedModel(Protocol):
     """Computes the tokens of a batch, reading and writing the KV pools."""
 
     def logits(self, batch: InputBatch) -> Tensor:
-        """Returns float32 logits [S + P, V] of the tokens at `batch.logits_index`.
+        """Returns logits [S + P, V] of the tokens at `batch.logits_index`.
 
-        Of a model that returns vectors, V is `LoadedModel.num_outputs`. The next call may
+        They are float32, or in the model's dtype: who stores them as float32 converts them on the
+        way. Of a model that returns vectors, V is `LoadedModel.num_outputs`. The next call may
         overwrite them.
         """
         ...
@@ -197,7 +198,7 @@ class TransformersModel:
         if not self._loaded.keeps_logits:
             logits = logits[batch.logits_index]
         # Some output heads are padded beyond the last token of the embedding.
-        return logits[:, : self._loaded.num_outputs].float()
+        return logits[:, : self._loaded.num_outputs]
 
     def encode(self, encoder_input: Tensor, blocks: Tensor) -> None:
         model, device = self._loaded.model, self._cache.device

@@ -154,7 +154,7 @@ class ForwardPass:
     def _run_rows(self, step: StepInput, rows: Int64Array) -> ForwardResult:
         """Computes `rows` (indexes into the step) in one pass. Passes on what the model raises."""
         batch = self._batches.of_rows(step, rows)
-        logits = self._model.logits(batch)
+        logits = self._model.logits(batch).float()
         num_sampling = len(batch.readout.sampling_rows)
         sampling, prompt = logits[:num_sampling], logits[num_sampling:]
         return ForwardResult(batch.readout, sampling, prompt, {}, batch.token_ids)

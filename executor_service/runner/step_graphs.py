@@ -272,7 +272,7 @@ class StepGraphs:
         rows = with_adapters(self._trial_rows(shape), adapters)
         num_lines = len(rows.logits_index)
         batch = InputBatch(readout_of_lines(num_lines), rows, uploads)
-        expected = self._model.logits(batch).clone()
+        expected = self._model.logits(batch).to(torch.float32, copy=True)
         draws = trial_draws(num_lines, expected.shape[1])
         # A replay that does nothing must not find the expected results in its buffers.
         self._outputs.logits.fill_(torch.nan)

@@ -260,6 +260,10 @@ MANY_ROWS = Shape(
 # Of tiles of 64 keys and of few queries: rows that are one program's, whose first or last keys are,
 # and all between; prompts of several tiles of queries.
 UNEVEN_PROMPTS = Shape(2, 1, 16, 16, 16, ((900, 9), *(((70, 3),) * 4), (0, 90), (5, 0), (300, 70)))
+# Tiles that end with one or two tokens, whose window begins or ends in another tile of keys.
+SEAMS = Shape(
+    2, 1, 16, 16, 16, tuple((700 - new, new) for new in (2, 3, 33, 34, 65, 66, 129, 130, 258))
+)
 # A turn of a chat.
 FAR_ON = Shape(4, 1, 16, 16, 16, ((6000, 20), (5, 2)))
 
@@ -288,6 +292,11 @@ def _windows(*sizes: int | None) -> list[AttentionOptions]:
             dtype=(FLOAT16, BFLOAT16),
         ),
         *_pairs(kernel=PREFILLS, shape=(PROMPT_SHAPES[2], MIXED), options=_windows(2, 9, 64, 1000)),
+        *(
+            Case(prefill(number), SEAMS, options)
+            for number in (None, 7)
+            for options in _windows(64, 65, 200, 450)
+        ),
         *(
             Case(kernel, MIXED, AttentionOptions(0.3, softcap=softcap))
             for kernel in PREFILLS

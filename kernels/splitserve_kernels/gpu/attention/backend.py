@@ -196,31 +196,35 @@ def _prefill_kernel(
     position = num_computed + first_token
     end = num_computed + tl.minimum(first_token + BLOCK_Q, num_new)
     first = position * 0
-    seam = (position + 1) // BLOCK_N * BLOCK_N
     if WINDOW > 0:
         first = tl.maximum(position - WINDOW + 1, 0)
-        seam = first
+    # Between the seams, all queries see all keys: also the last one, whose window begins last, and
+    # the first one, before which others may stand.
+    seam = first
+    if WINDOW > 0:
+        num_behind = tl.maximum(end - WINDOW - first, 0)
+        seam = tl.minimum(first + tl.cdiv(num_behind, BLOCK_N) * BLOCK_N, end)
+    last_seam = seam + tl.maximum(position + 1 - seam, 0) // BLOCK_N * BLOCK_N
 
     attended, total, largest = nothing_attended(
         sinks, heads, is_query, 0, BLOCK_M, BLOCK_E, HAS_SINKS
     )
-    # Before the seam, all queries see all keys.
-    for is_masked in tl.static_range(2):
+    for part in tl.static_range(0 if WINDOW > 0 else 1, 3):
         attended, total, largest = attend_to_keys(
             q,
             attended,
             total,
             largest,
             num_computed + tokens,
-            seam if is_masked else first,
-            end if is_masked else seam,
+            first if part == 0 else (seam if part == 1 else last_seam),
+            seam if part == 0 else (last_seam if part == 1 else end),
             block_tables + row.to(tl.int64) * table_stride,
             key_pool + kv_head * HEAD_DIM,
             value_pool + kv_head * VALUE_DIM,
             key_block_stride,
             value_block_stride,
             score_scale,
-            is_masked,
+            part != 1,
             BLOCK_N,
             BLOCK_SIZE,
             NUM_KV_HEADS,
