@@ -28,7 +28,8 @@ _DECODE: tuple[dict[str, int], ...] = (
 _PREFILL: tuple[dict[str, int], ...] = (
     {}, {"num_stages": 2}, {"num_stages": 4}, {"num_keys": 128}, {"num_keys": 128, "num_stages": 2},
     {"num_keys": 32}, {"num_queries": 64, "num_warps": 4}, {"num_warps": 4},
-    {"num_queries": 64, "num_warps": 4, "num_stages": 2},
+    {"num_queries": 64, "num_warps": 4, "num_stages": 2}, {"overlaps": False},
+    {"overlaps": False, "num_keys": 128, "num_stages": 2},
 )  # fmt: skip
 _DECODES: dict[str, Rows] = {
     "1 row of 8k": ((8191, 1),),

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-# TORCH of Makefile and Dockerfile names torch; triton follows from it. The others are not installed.
+# TORCH of Makefile and Dockerfile names torch; triton follows from it. Others are not installed.
 UNPINNED = {"torch", "triton", "kernels", "flash-attn"}
 
 

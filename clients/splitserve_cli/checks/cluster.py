@@ -142,6 +142,10 @@ def _check_executor(each: Executor, model: Model | None, now_s: float | None) ->
             f"{each.num_running_requests} running, {each.num_waiting_requests} waiting,"
             f" {each.num_free_device_blocks} of {each.num_device_blocks} blocks free",
         )
+    if each.slow_compute_reason:
+        meaning = "its model runs in slower code than others of its kind"
+        remedy = "remove the reason; the log of its start has the price"
+        yield warning(f"code of {each.address}", each.slow_compute_reason, meaning, remedy)
     if model is not None and each.model_digest and each.model_digest != model.digest:
         own, served = each.model_digest[:_DIGEST_CHARS], model.digest[:_DIGEST_CHARS]
         meaning, remedy = (

@@ -109,6 +109,20 @@ def test_programs_that_share_keys_reach_their_planned_occupancy(
         assert launched <= found.programs_at_once(capability), case
 
 
+def test_products_run_beside_the_softmax_where_tiles_say_so(
+    capability: int, compiled: list[tuple[str, Resources]]
+) -> None:
+    prompts = {case: found for case, found in compiled if found.kernel == "_prefill_kernel"}
+    assert not [case for case, found in prompts.items() if found.is_serial]
+    for case in cases.ATTENTION_LAYERS.keys() & prompts.keys():
+        layer = cases.ATTENTION_LAYERS[case]
+        constants = attention_constants(layer.query(1), layer.pools(), cases.EVERYTHING)
+        sizes = prefill_tile_sizes(constants, 600, Target.of(capability))
+        assert sizes.overlaps == (capability == 90 and sizes.num_queries >= 64)
+        overlaps = sizes.overlaps and not layer.pools().is_float8
+        assert (prompts[case].exponents_beside_products > 10) == overlaps, case
+
+
 def test_every_kernel_has_a_case(capability: int, compiled: list[tuple[str, Resources]]) -> None:
     sources = "".join(path.read_text() for path in (KERNELS / "gpu").rglob("*.py"))
     known = {found.kernel for _, found in compiled}

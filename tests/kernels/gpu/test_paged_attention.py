@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -34,8 +35,10 @@ from tests.support.covering import covering
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from splitserve_kernels.gpu.attention import backend
 from splitserve_kernels.gpu.attention.backend import paged_prefill
 from splitserve_kernels.gpu.attention.paged_decode import paged_decode, paged_split_prefill
+from splitserve_kernels.gpu.attention.tile_sizes import TileSizes, prefill_tile_sizes
 
 FLOAT32, FLOAT16, BFLOAT16 = torch.float32, torch.float16, torch.bfloat16
 PLAIN = AttentionOptions(scale=0.3)
@@ -43,10 +46,14 @@ PLAIN = AttentionOptions(scale=0.3)
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A way to attend. `num_programs`: how many share the keys; None: prompts as a whole."""
+    """A way to attend. `num_programs`: how many share the keys; None: prompts as a whole.
+
+    `overlaps`: these as on Hopper.
+    """
 
     is_decode: bool
     num_programs: int | None
+    overlaps: bool = False
 
     def attend(
         self,
@@ -68,10 +75,15 @@ class Kernel:
             num_rows = problem.batch.num_rows if num_rows is None else num_rows
             paged_decode(*known, num_rows=num_rows, num_programs=self.num_programs)
         elif self.num_programs is None:
-            paged_prefill(*known, first_row=first_row)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(backend, "prefill_tile_sizes", self._sizes)
+                paged_prefill(*known, first_row=first_row)
         else:
             paged_split_prefill(*known, first_row=first_row, num_programs=self.num_programs)
         return output
+
+    def _sizes(self, *arguments: Any) -> TileSizes:  # noqa: ANN401
+        return replace(prefill_tile_sizes(*arguments), overlaps=self.overlaps)
 
 
 def decode(num_programs: int | None = None) -> Kernel:
@@ -83,7 +95,8 @@ def prefill(num_programs: int | None) -> Kernel:
 
 
 DECODES = (decode(1), decode(5))
-PREFILLS = (prefill(None), prefill(1), prefill(5))
+OVERLAPPED = Kernel(False, None, overlaps=True)
+PREFILLS = (prefill(None), OVERLAPPED, prefill(1), prefill(5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +310,7 @@ def _windows(*sizes: int | None) -> list[AttentionOptions]:
             for number in (None, 7)
             for options in _windows(64, 65, 200, 450)
         ),
+        *(Case(OVERLAPPED, SEAMS, options) for options in _windows(64, 65, 200, 450)),
         *(
             Case(kernel, MIXED, AttentionOptions(0.3, softcap=softcap))
             for kernel in PREFILLS

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from splitserve_kernels.gpu.attention.overlapped import attend_overlapped
 from splitserve_kernels.gpu.attention.paged_decode import paged_decode, paged_split_prefill
 from splitserve_kernels.gpu.attention.tile_sizes import (
     num_multiprocessors,
@@ -96,6 +97,8 @@ def paged_prefill(
         HEADS=sizes.num_heads,
         HEAD_TILES=num_head_tiles,
         BLOCK_N=sizes.num_keys,
+        # Float8 keys are converted first, and products wait for that.
+        OVERLAPS=sizes.overlaps and not pools.is_float8,
         num_warps=sizes.num_warps,
         num_stages=sizes.num_stages,
         **constants,
@@ -149,6 +152,7 @@ def _prefill_kernel(
     HEADS: tl.constexpr,
     HEAD_TILES: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    OVERLAPS: tl.constexpr,
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -209,22 +213,23 @@ def _prefill_kernel(
     attended, total, largest = nothing_attended(
         sinks, heads, is_query, 0, BLOCK_M, BLOCK_E, HAS_SINKS
     )
-    for part in tl.static_range(0 if WINDOW > 0 else 1, 3):
-        attended, total, largest = attend_to_keys(
+    if OVERLAPS:
+        attended, total, largest = attend_overlapped(
             q,
             attended,
             total,
             largest,
             num_computed + tokens,
-            first if part == 0 else (seam if part == 1 else last_seam),
-            seam if part == 0 else (last_seam if part == 1 else end),
+            first,
+            seam,
+            last_seam,
+            end,
             block_tables + row.to(tl.int64) * table_stride,
             key_pool + kv_head * HEAD_DIM,
             value_pool + kv_head * VALUE_DIM,
             key_block_stride,
             value_block_stride,
             score_scale,
-            part != 1,
             BLOCK_N,
             BLOCK_SIZE,
             NUM_KV_HEADS,
@@ -235,6 +240,33 @@ def _prefill_kernel(
             WINDOW,
             SOFTCAP,
         )
+    else:
+        for part in tl.static_range(0 if WINDOW > 0 else 1, 3):
+            attended, total, largest = attend_to_keys(
+                q,
+                attended,
+                total,
+                largest,
+                num_computed + tokens,
+                first if part == 0 else (seam if part == 1 else last_seam),
+                seam if part == 0 else (last_seam if part == 1 else end),
+                block_tables + row.to(tl.int64) * table_stride,
+                key_pool + kv_head * HEAD_DIM,
+                value_pool + kv_head * VALUE_DIM,
+                key_block_stride,
+                value_block_stride,
+                score_scale,
+                part != 1,
+                BLOCK_N,
+                BLOCK_SIZE,
+                NUM_KV_HEADS,
+                HEAD_DIM,
+                VALUE_DIM,
+                BLOCK_D,
+                BLOCK_E,
+                WINDOW,
+                SOFTCAP,
+            )
 
     offsets = offsets * (NUM_KV_HEADS * GROUP) + heads
     store_attended(output, offsets, attended, total, value_scale, is_query, VALUE_DIM, BLOCK_E)

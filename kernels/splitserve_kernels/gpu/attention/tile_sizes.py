@@ -45,6 +45,11 @@ class Target:
         return cls(capability, 1024 * _PROGRAM_KIB.get(capability, _LEAST_PROGRAM_KIB))
 
     @property
+    def is_hopper(self) -> bool:
+        """Whether products run by themselves, with operands in registers."""
+        return self.capability // 10 * 10 == _HOPPER
+
+    @property
     def is_narrow(self) -> bool:
         """Whether operands of matrix products are in registers rather than in shared memory."""
         return self.capability < _HOPPER or self.capability >= _SMALL_BLACKWELL
@@ -56,7 +61,8 @@ class TileSizes:
 
     `num_queries`: M, tokens of a tile times its heads. `num_keys`: keys of a tile. `num_heads`:
     heads of a group per program; the next program takes the next heads. `num_stages`: key tiles in
-    the pipeline, as the compiler counts.
+    the pipeline, as the compiler counts. `overlaps`: products run during the softmax of other
+    tiles, see `overlapped`.
     """
 
     num_queries: int
@@ -64,6 +70,7 @@ class TileSizes:
     num_keys: int
     num_warps: int
     num_stages: int
+    overlaps: bool = False
 
 
 def decode_tile_sizes(constants: AttentionConstants, target: Target) -> TileSizes:
@@ -107,6 +114,8 @@ def prefill_tile_sizes(
         num_keys=num_keys,
         num_warps=8 if is_wide else 4,
         num_stages=3,
+        # With fewer queries, and in float32, products do not run by themselves.
+        overlaps=target.is_hopper and num_queries >= 64,
     )
     return _fitted(sizes, constants, target)
 

@@ -90,24 +90,19 @@ def attend_to_keys(
 
         key_offsets = blocks * key_block_stride + slots * HEAD_DIM
         key = tl.load(keys + key_offsets[:, None] + key_dims[None, :], mask=key_mask, other=0.0)
-        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee") * score_scale
-        if SOFTCAP > 0:
-            # tanh(x), where `scores` is 2 x log2(e).
-            scores = SOFTCAP * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
-        if IS_MASKED:
-            distances = query_positions[:, None] - positions[None, :]
-            is_visible = is_key[None, :] & (distances >= 0)
-            if WINDOW > 0:
-                is_visible = is_visible & (distances < WINDOW)
-            scores = tl.where(is_visible, scores, float("-inf"))
-
-        new_largest = tl.maximum(largest, tl.max(scores, 1))
-        # Avoids subtracting infinities for a query that has seen no key yet.
-        shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
-        weights = tl.exp2(scores - shift[:, None])
-        correction = tl.exp2(largest - shift)
-        total = total * correction + tl.sum(weights, 1)
-        largest = new_largest
+        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
+        weights, correction, total, largest = weigh_scores(
+            scores,
+            total,
+            largest,
+            query_positions,
+            positions,
+            is_key,
+            score_scale,
+            IS_MASKED,
+            WINDOW,
+            SOFTCAP,
+        )
 
         value_offsets = blocks * value_block_stride + slots * VALUE_DIM
         value = tl.load(
@@ -118,6 +113,42 @@ def attend_to_keys(
             weights.to(query.dtype), value.to(query.dtype), attended, input_precision="ieee"
         )
     return attended, total, largest
+
+
+@triton.jit
+def weigh_scores(
+    scores: tl.tensor,
+    total: tl.tensor,
+    largest: tl.tensor,
+    query_positions: tl.tensor,
+    positions: tl.tensor,
+    is_key: tl.tensor,
+    score_scale: tl.tensor,
+    IS_MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+) -> tl.tensor:
+    """Returns the weights of a tile, a correction of earlier ones, and the new sum and maximum.
+
+    `scores`: dot products [M, BLOCK_N] with the keys at `positions`. `correction`: [M], a factor of
+    the weighted sum of values so far.
+    """
+    scores *= score_scale
+    if SOFTCAP > 0:
+        # tanh(x), where `scores` is 2 x log2(e).
+        scores = SOFTCAP * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
+    if IS_MASKED:
+        distances = query_positions[:, None] - positions[None, :]
+        is_visible = is_key[None, :] & (distances >= 0)
+        if WINDOW > 0:
+            is_visible = is_visible & (distances < WINDOW)
+        scores = tl.where(is_visible, scores, float("-inf"))
+    new_largest = tl.maximum(largest, tl.max(scores, 1))
+    # Avoids subtracting infinities for a query that has seen no key yet.
+    shift = tl.where(new_largest == float("-inf"), 0.0, new_largest)
+    weights = tl.exp2(scores - shift[:, None])
+    correction = tl.exp2(largest - shift)
+    return weights, correction, total * correction + tl.sum(weights, 1), new_largest
 
 
 @triton.jit

@@ -23,7 +23,11 @@ from triton.runtime.jit import JITFunction
 from tests.kernels.gpu.compiled.cases import CASES
 from tests.kernels.gpu.compiled.resources import Resources
 
-_CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+_TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+_CUOBJDUMP, _NVDISASM, _PTXAS = (_TOOLS / name for name in ("cuobjdump", "nvdisasm", "ptxas"))
+# What the assembler says when it makes products wait for each other.
+_SERIAL = "wgmma.mma_async instructions are serialized"
+_PRODUCT_OR_WAIT = re.compile(r"HGMMA|WARPGROUP\.DEPBAR|MUFU\.EX2")
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+).* LOCAL:(\d+)")
 _TRAP = re.compile(r"^\s*trap;", re.MULTILINE)
 _LOADS_AHEAD = re.compile(r"async_wait.*num = (\d+)")
@@ -65,8 +69,9 @@ def _resources(kernel: Any) -> Resources:  # noqa: ANN401
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        command = [str(_CUOBJDUMP), "--dump-resource-usage", file.name]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        said = _said(_CUOBJDUMP, "--dump-resource-usage", file.name)
+        has_products = "wgmma.mma_async" in kernel.asm["ptx"]
+        instructions = _said(_NVDISASM, "-c", file.name) if has_products else ""
     usage = _USAGE.search(said)
     assert usage is not None, said
     registers, stack_bytes, local_bytes = (int(number) for number in usage.groups())
@@ -77,7 +82,35 @@ def _resources(kernel: Any) -> Resources:  # noqa: ANN401
         spilled_bytes=stack_bytes + local_bytes,
         shared_bytes=kernel.metadata.shared,
         loads_ahead=max(map(int, _LOADS_AHEAD.findall(kernel.asm["ttgir"])), default=0),
+        exponents_beside_products=_exponents_beside_products(instructions),
+        is_serial=has_products and _is_serial(kernel.asm["ptx"]),
     )
+
+
+def _exponents_beside_products(instructions: str) -> int:
+    """In the order of the text, of which a loop's end comes before its begin."""
+    count, is_under_way = 0, False
+    for found in _PRODUCT_OR_WAIT.findall(instructions):
+        if found == "MUFU.EX2":
+            count += is_under_way
+        else:
+            is_under_way = found == "HGMMA"
+    return count
+
+
+def _is_serial(ptx: str) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(ptx)
+        target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+        assert target is not None
+        flags = (f"--gpu-name={target[1]}", str(source), "-o", str(source.with_suffix(".cubin")))
+        return _SERIAL in _said(_PTXAS, *flags)
+
+
+def _said(tool: Path, *flags: str) -> str:
+    done = subprocess.run([str(tool), *flags], capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
 
 
 def main() -> None:

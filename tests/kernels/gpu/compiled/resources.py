@@ -17,7 +17,9 @@ _THREADS_PER_WARP = 32
 class Resources:
     """Of one program: `registers` of each thread, what did not fit there, shared memory.
 
-    `loads_ahead`: how many loads to shared memory may be under way while a loop computes.
+    `loads_ahead`: how many loads to shared memory may be under way while a loop computes. Hopper:
+    `exponents_beside_products`, exponentials between the begin of a product and the wait for it;
+    `is_serial`, whether the assembler made each product wait for the one before.
     """
 
     kernel: str
@@ -26,6 +28,8 @@ class Resources:
     spilled_bytes: int
     shared_bytes: int
     loads_ahead: int = 0
+    exponents_beside_products: int = 0
+    is_serial: bool = False
 
     def programs_at_once(self, capability: int) -> int:
         """That fit on a multiprocessor."""

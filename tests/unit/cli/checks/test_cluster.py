@@ -83,6 +83,7 @@ def changed(**changes: object) -> ExecutorList:
         (changed(model_digest="e" * 64), "model of e0:1", State.WRONG),
         (changed(contract_version=(OURS[0] + 1, 0)), "contract of executor e0:1", State.WRONG),
         (changed(executor_epoch=int((NOW_S + 99) * 1e9)), "clock of e0:1", State.WRONG),
+        (changed(slow_compute_reason="no compiler"), "code of e0:1", State.WARNING),
         (changed(software_version="2"), "software", State.WARNING),
         (replace(LIST, contract_version=None), "contract of scheduler", State.WARNING),
         (replace(LIST, now_s=NOW_S + 3600), "clock of the scheduler", State.WRONG),
