@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu_check.attention_times import attention_s, launched_s, plain_layer
 from benchmarks.gpu_check.backends import TRITON, timed_backends
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from splitserve_kernels.gpu.attention.tile_sizes import TileSizes
 
 # Changes to the sizes that are taken.
-_DECODE: tuple[dict[str, int], ...] = (
+_DECODE: tuple[dict[str, Any], ...] = (
     {}, {"num_stages": 2}, {"num_stages": 4}, {"num_keys": 32}, {"num_keys": 128},
     {"num_keys": 128, "num_stages": 2}, {"num_warps": 2}, {"num_warps": 8},
 )  # fmt: skip
-_PREFILL: tuple[dict[str, int], ...] = (
+_PREFILL: tuple[dict[str, Any], ...] = (
     {}, {"num_stages": 2}, {"num_stages": 4}, {"num_keys": 128}, {"num_keys": 128, "num_stages": 2},
     {"num_keys": 32}, {"num_queries": 64, "num_warps": 4}, {"num_warps": 4},
     {"num_queries": 64, "num_warps": 4, "num_stages": 2}, {"overlaps": False},
@@ -63,7 +63,7 @@ def _if_it_fits(name: str, run: Callable[[], Iterator[Measurement]]) -> Iterator
 
 
 def _decodes(
-    name: str, change: dict[str, int], candidate: Candidate, sizes: Sizes
+    name: str, change: dict[str, Any], candidate: Candidate, sizes: Sizes
 ) -> Iterator[Measurement]:
     from splitserve_kernels.gpu.attention import paged_decode
 
@@ -74,7 +74,7 @@ def _decodes(
 
 
 def _prompts(
-    name: str, change: dict[str, int], candidate: Candidate, sizes: Sizes
+    name: str, change: dict[str, Any], candidate: Candidate, sizes: Sizes
 ) -> Iterator[Measurement]:
     from splitserve_kernels.gpu.attention import backend
 
@@ -87,7 +87,7 @@ def _prompts(
 
 
 @contextmanager
-def _changed(module: ModuleType, chooser: str, change: dict[str, int]) -> Iterator[None]:
+def _changed(module: ModuleType, chooser: str, change: dict[str, Any]) -> Iterator[None]:
     """Inside, `module` takes the sizes of its function `chooser` with `change`."""
     choose: Callable[..., TileSizes] = getattr(module, chooser)
 
@@ -102,9 +102,10 @@ def _changed(module: ModuleType, chooser: str, change: dict[str, int]) -> Iterat
         setattr(module, chooser, choose)
 
 
-def _num_heads(sizes: TileSizes, change: dict[str, int]) -> int:
-    return min(sizes.num_heads, change.get("num_queries", sizes.num_queries))
+def _num_heads(sizes: TileSizes, change: dict[str, Any]) -> int:
+    num_queries: int = change.get("num_queries", sizes.num_queries)
+    return min(sizes.num_heads, num_queries)
 
 
-def _text(change: dict[str, int]) -> str:
+def _text(change: dict[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in change.items()) or "as it is"
