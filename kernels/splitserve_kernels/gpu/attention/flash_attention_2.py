@@ -27,7 +27,7 @@ from splitserve_kernels.gpu.attention.operator_support import (
     weigh_with_sinks,
 )
 from splitserve_kernels.gpu.attention.paged_decode import paged_decode
-from splitserve_kernels.gpu.kv_write import kv_write, with_dense_heads
+from splitserve_kernels.gpu.kv_write import with_dense_heads
 from splitserve_kernels.gpu.launch import LayerPools
 from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
 
@@ -117,20 +117,11 @@ def why_no_flash_attention_2_device() -> str | None:
 class FlashAttention2:
     """Attention backend with flash-attn 2; `why_not_flash_attention_2` has its limits."""
 
+    write_kv = staticmethod(backend.write_kv)
+
     def __init__(self, attend: VarlenFunction) -> None:
         self._attend = attend
         self._pass = OncePerPass()
-
-    def write_kv(
-        self,
-        key: Tensor,
-        value: Tensor,
-        key_pool: Tensor,
-        value_pool: Tensor,
-        batch: PagedBatch,
-        scales: KVScales = UNIT_SCALES,
-    ) -> None:
-        kv_write(key, value, LayerPools(key_pool, value_pool, scales), batch.slot_mapping)
 
     def paged_attention(
         self,

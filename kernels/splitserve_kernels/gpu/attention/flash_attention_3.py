@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from splitserve_kernels.gpu.attention import backend
 from splitserve_kernels.gpu.attention.flash_attention_3_op import FlashAttention3Op
 from splitserve_kernels.gpu.attention.operator_support import (
     OncePerPass,
     rows_in_sight,
     weigh_with_sinks,
 )
-from splitserve_kernels.gpu.kv_write import kv_write
-from splitserve_kernels.gpu.launch import FLOAT8_MAX, LayerPools
+from splitserve_kernels.gpu.launch import FLOAT8_MAX
 from splitserve_kernels.paged_batch import UNIT_SCALES, AttentionOptions, KVScales, PagedBatch
 
 # Limit of the parts into which the keys of a decode are split. By default the operator chooses by
@@ -31,27 +31,18 @@ _MAX_NUM_SPLITS = 32
 
 
 class FlashAttention3:
-    """Attention backend with flash-attn 3; `flash_attention_3_rules` lists its limits.
+    """Attention backend with flash-attn 3; `why_not_flash_attention_3` has its limits.
 
     The operator's inputs about the rows of a batch are computed once for all layers with equal
     shapes.
     """
 
+    write_kv = staticmethod(backend.write_kv)
+
     def __init__(self, op: FlashAttention3Op) -> None:
         self._op = op
         self._pass = OncePerPass()
         self._scales: dict[KVScales, Tensor] = {}
-
-    def write_kv(
-        self,
-        key: Tensor,
-        value: Tensor,
-        key_pool: Tensor,
-        value_pool: Tensor,
-        batch: PagedBatch,
-        scales: KVScales = UNIT_SCALES,
-    ) -> None:
-        kv_write(key, value, LayerPools(key_pool, value_pool, scales), batch.slot_mapping)
 
     def paged_attention(
         self,
