@@ -1,6 +1,6 @@
 """Tile sizes of attention that fit into registers and shared memory, and programs that run at once.
 
-`tests/kernels/gpu/compiled` compiles them for five generations of GPUs and checks the limits of
+`tests/kernels/gpu/compiled` compiles them for six kinds of GPUs and checks the limits of
 these sizes; timed on an H100 only.
 """
 

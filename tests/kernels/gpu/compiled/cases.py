@@ -28,8 +28,8 @@ from splitserve_kernels.packed_weight import CodePlane, GroupValues, PackedWeigh
 from splitserve_kernels.paged_batch import AttentionOptions, KVScales, PagedBatch, build_paged_batch
 from tests.kernels.gpu.compiled.resources import Bounds
 
-# Ampere, Ada, Hopper, Blackwell of data centres, other Blackwell.
-CAPABILITIES = (80, 89, 90, 100, 120)
+# Ampere of data centres, other Ampere, Ada, Hopper, Blackwell of data centres, other Blackwell.
+CAPABILITIES = (80, 86, 89, 90, 100, 120)
 # Float8 is not converted before.
 _SINCE_ADA = (89, 90, 100, 120)
 # Kernels without a case for earlier generations.

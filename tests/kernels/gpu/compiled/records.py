@@ -74,7 +74,7 @@ def _sources() -> Iterator[Path]:
     yield from sorted(KERNELS.glob("*.py"))
     for path in sorted((KERNELS / "gpu").rglob("*.py")):
         # Those launch what others compiled.
-        if not path.name.startswith("flash_attention_3"):
+        if not path.name.startswith("flash_attention"):
             yield path
     yield from sorted({*Path(__file__).parent.glob("*.py")} - {Path(__file__)})
 

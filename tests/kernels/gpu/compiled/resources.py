@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # By compute capability: shared memory of a multiprocessor, and of one program at most.
-SHARED_BYTES = {80: 164 * 1024, 89: 100 * 1024, 90: 228 * 1024, 100: 228 * 1024, 120: 100 * 1024}
+_KIB = {80: 164, 86: 100, 89: 100, 90: 228, 100: 228, 120: 100}
+SHARED_BYTES = {capability: 1024 * kib for capability, kib in _KIB.items()}
 RESERVED_SHARED_BYTES = 1024
 _REGISTERS = 65536
 # Registers are given to warps in portions.
