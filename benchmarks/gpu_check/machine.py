@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.gpu_check.timing import median_s
+from benchmarks.gpu_check.wheels import SERVER, TESTS
 
 if TYPE_CHECKING:
     # It imports all that computes, which takes seconds.
@@ -28,11 +29,8 @@ ROOT = Path(__file__).parents[2]
 # The kernels and whole models need the first line, the server the second, the tests the third.
 PACKAGES = {
     "kernels": ("torch", "triton", "transformers", "safetensors", "numpy", "psutil"),
-    "server": (
-        "grpcio", "protobuf", "grpcio-health-checking", "grpcio-status", "grpcio-reflection",
-        "googleapis-common-protos", "tokenizers", "jinja2", "llguidance", "prometheus-client",
-    ),
-    "tests": ("pytest", "pytest-asyncio", "pytest-xdist", "pytest-timeout", "hypothesis"),
+    "server": SERVER,
+    "tests": TESTS,
     "others": ("flash-attn", "flash_attn_3", "kernels", "nvidia-cudnn-cu13"),
 }  # fmt: skip
 # Triton compiles a launcher with the first; none is needed else.

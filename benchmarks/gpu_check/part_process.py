@@ -27,7 +27,8 @@ DEVICE_LOST = 3
 _MOST_PROCESSES = 4
 # To import torch, and to end when the time is over.
 GRACE_S = 45
-# A disk takes minutes for the largest checkpoint; with memory left for the process that loads it.
+# A disk takes minutes to write the largest checkpoint (16 GiB). What is left of the memory is for
+# the process that loads it.
 _MEMORY_FOLDER = Path("/dev/shm")
 _ENOUGH_MEMORY = 24 * 2**30
 

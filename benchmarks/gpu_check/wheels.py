@@ -13,16 +13,18 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
 _CONSTRAINTS = _ROOT / "constraints.txt"
-# Without what they require: torch and transformers of the image have that, or it is listed here.
+# What parts that serve, and the tests, need beside torch, transformers and what these require.
 SERVER = (
     *("grpcio", "grpcio-health-checking", "grpcio-reflection", "grpcio-status", "protobuf"),
-    *("googleapis-common-protos", "jinja2", "llguidance", "markupsafe", "prometheus-client"),
-    "psutil",
+    *("googleapis-common-protos", "jinja2", "llguidance", "prometheus-client"),
 )
-TESTS = (
-    *("execnet", "hypothesis", "iniconfig", "pluggy", "pygments", "pytest", "pytest-asyncio"),
-    *("pytest-timeout", "pytest-xdist", "sortedcontainers"),
+TESTS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
+# psutil is for all parts; the others are what the above require.
+_BESIDE = (
+    *("psutil", "markupsafe"),
+    *("execnet", "iniconfig", "pluggy", "pygments", "sortedcontainers"),
 )
+WHEELS = SERVER + TESTS + _BESIDE
 # Of Ubuntu 22.04 (glibc 2.35) and later.
 _PLATFORMS = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in range(17, 36)))
 
@@ -49,7 +51,7 @@ def _download(folder: Path, python: str) -> int:
     command = [
         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"),
         *("--python-version", python, *platforms, "--dest", str(folder)),
-        *pinned(_CONSTRAINTS.read_text(), SERVER + TESTS),
+        *pinned(_CONSTRAINTS.read_text(), WHEELS),
     ]
     return subprocess.run(command, check=False).returncode
 

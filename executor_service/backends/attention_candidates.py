@@ -16,6 +16,13 @@ import torch
 
 from executor_service.device import KVCache, LayerShape, block_bytes
 from executor_service.model import LayerKind, LoadedModel, layer_kinds
+from splitserve_kernels.gpu.attention.flash_attention_2_op import (
+    PAGE_SIZE,
+    FlashAttention2Missing,
+    load_flash_attention_2,
+    why_no_flash_attention_2_device,
+    why_not_flash_attention_2,
+)
 from splitserve_kernels.gpu.attention.flash_attention_3_op import (
     INSTALLED,
     FlashAttention3Missing,
@@ -109,7 +116,6 @@ def _now(device: torch.device) -> float:
 # are in docs/adr/0007-gpu-backends.md.
 
 DEFAULT_BLOCK_SIZE = 16
-_FLASH_ATTENTION_2_BLOCK_SIZE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,38 +203,29 @@ def _why_not_triton(demand: LayerDemand) -> str | None:
 
 
 def _flash_attention_2() -> Candidate:
-    # Imports need Triton.
     def why_absent() -> str | None:
-        reason = why_unavailable()
-        if reason is not None:
-            return reason
-        from splitserve_kernels.gpu.attention import flash_attention_2
-
-        reason = flash_attention_2.why_no_flash_attention_2_device()
+        reason = why_no_flash_attention_2_device() or why_unavailable()
         if reason is not None:
             return reason
         try:
-            flash_attention_2.load_flash_attention_2()
-        except flash_attention_2.FlashAttention2Missing as error:
+            load_flash_attention_2()
+        except FlashAttention2Missing as error:
             return str(error)
         return None
 
-    def why_not_layer(demand: LayerDemand) -> str | None:
-        from splitserve_kernels.gpu.attention.flash_attention_2 import why_not_flash_attention_2
-
-        head_dims = (demand.layer.key_dim, demand.layer.value_dim)
-        return why_not_flash_attention_2(
-            head_dims, demand.dtype, demand.kv_dtype, demand.block_size
-        )
-
     def make() -> AttentionBackend:
-        from splitserve_kernels.gpu.attention import flash_attention_2
+        from splitserve_kernels.gpu.attention.flash_attention_2 import FlashAttention2
 
-        return flash_attention_2.FlashAttention2(flash_attention_2.load_flash_attention_2())
+        return FlashAttention2(load_flash_attention_2())
 
     return Candidate(
-        "flash-attn-2", make, why_absent, why_not_layer, block_size=_FLASH_ATTENTION_2_BLOCK_SIZE
+        "flash-attn-2", make, why_absent, _why_not_flash_attention_2, block_size=PAGE_SIZE
     )
+
+
+def _why_not_flash_attention_2(demand: LayerDemand) -> str | None:
+    head_dims = (demand.layer.key_dim, demand.layer.value_dim)
+    return why_not_flash_attention_2(head_dims, demand.dtype, demand.kv_dtype, demand.block_size)
 
 
 def _flash_attention_3(source: str) -> Candidate:

@@ -144,7 +144,7 @@ def _check_executor(each: Executor, model: Model | None, now_s: float | None) ->
         )
     if each.slow_compute_reason:
         meaning = "its model runs in slower code than others of its kind"
-        remedy = "remove the reason; the log of its start has the price"
+        remedy = "mend what is named; its log says at start what it costs"
         yield warning(f"code of {each.address}", each.slow_compute_reason, meaning, remedy)
     if model is not None and each.model_digest and each.model_digest != model.digest:
         own, served = each.model_digest[:_DIGEST_CHARS], model.digest[:_DIGEST_CHARS]

@@ -15,6 +15,12 @@ import torch
 from torch import Tensor
 
 from splitserve_kernels import reference
+from splitserve_kernels.gpu.attention.flash_attention_2_op import (
+    FlashAttention2Missing,
+    load_flash_attention_2,
+    why_no_flash_attention_2_device,
+    why_not_flash_attention_2,
+)
 from splitserve_kernels.paged_batch import AttentionOptions, build_paged_batch
 from tests.kernels.problems import Shape, assert_close, attend_by_oracle, make_problem
 from tests.support.fakes import fake_flash_attn_2
@@ -22,13 +28,7 @@ from tests.support.fakes import fake_flash_attn_2
 pytest.importorskip("triton", reason="triton is not installed")
 
 from splitserve_kernels.gpu.attention import backend as triton_backend
-from splitserve_kernels.gpu.attention.flash_attention_2 import (
-    FlashAttention2,
-    FlashAttention2Missing,
-    load_flash_attention_2,
-    why_no_flash_attention_2_device,
-    why_not_flash_attention_2,
-)
+from splitserve_kernels.gpu.attention.flash_attention_2 import FlashAttention2
 
 pytestmark = pytest.mark.cases(6)
 

@@ -199,13 +199,12 @@ def _prefill_kernel(
     num_computed = tl.load(num_computed_tokens + row)
     position = num_computed + first_token
     end = num_computed + tl.minimum(first_token + BLOCK_Q, num_new)
+    # Between the seams, all queries see all keys: they are in the window of the last query, which
+    # begins last, and none is after the first query.
     first = position * 0
-    if WINDOW > 0:
-        first = tl.maximum(position - WINDOW + 1, 0)
-    # Between the seams, all queries see all keys: also the last one, whose window begins last, and
-    # the first one, before which others may stand.
     seam = first
     if WINDOW > 0:
+        first = tl.maximum(position - WINDOW + 1, 0)
         num_behind = tl.maximum(end - WINDOW - first, 0)
         seam = tl.minimum(first + tl.cdiv(num_behind, BLOCK_N) * BLOCK_N, end)
     last_seam = seam + tl.maximum(position + 1 - seam, 0) // BLOCK_N * BLOCK_N

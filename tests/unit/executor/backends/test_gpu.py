@@ -157,7 +157,6 @@ def test_candidates_are_what_the_option_takes_when_it_names_a_backend() -> None:
 
 
 _TRIAL = "executor_service.backends.attention_candidates"
-_FLASH_ATTENTION_2 = "splitserve_kernels.gpu.attention.flash_attention_2"
 
 
 def test_candidates_warn_of_flash_attention_3_when_its_source_is_given() -> None:
@@ -171,7 +170,7 @@ def test_candidates_load_nothing_when_the_device_cannot_run_it(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     monkeypatch.setattr(f"{_TRIAL}.load_flash_attention_3", _fail)
-    monkeypatch.setattr(f"{_FLASH_ATTENTION_2}.load_flash_attention_2", _fail)
+    monkeypatch.setattr(f"{_TRIAL}.load_flash_attention_2", _fail)
     reasons = [each.why_not(loaded, 16) for each in gpu_candidates("hub")]
     assert reasons == [
         "flash-attn 3 requires compute capability 8.0 to 9.0",
@@ -234,7 +233,7 @@ def test_candidates_pass_the_window_on_when_a_model_has_one(
 def test_candidates_take_flash_attention_2_when_blocks_are_large(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"{_FLASH_ATTENTION_2}.load_flash_attention_2", lambda: None)
+    monkeypatch.setattr(f"{_TRIAL}.load_flash_attention_2", lambda: None)
     candidate = gpu_candidates()[2]
     half = replace(loaded, dtype=torch.bfloat16, kv_dtype=torch.bfloat16)
     assert candidate.why_not(half, candidate.block_size) is None
